@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 Attempt = range | Sequence[range]
-"""The steps that one attempt releases: a range of the run's steps, or several that do not meet."""
+"""Steps that one attempt releases: one range of the run's steps, or several disjoint ranges."""
 
 Sizes = Mapping[int, np.ndarray]
-"""Steps of an epoch by how often they are released: times to their number, int64[groups]."""
+"""Number of an epoch's steps by how many times they are released: {times: int64[groups]}."""
 
 
 def check_attempts(attempts: Sequence[Attempt], num_steps: int) -> list[list[range]]:
@@ -31,11 +31,11 @@ def check_attempts(attempts: Sequence[Attempt], num_steps: int) -> list[list[ran
 
     Raises:
       ValueError: If there is no attempt, or a range is empty, leaves the run, or overlaps another
-        one of its attempt.
+        range of its attempt.
     """
     if not attempts:
         raise ValueError("attempts=[] release nothing: pass one range of steps or more")
-    return [_checked(f"attempts[{i}]", one, num_steps) for i, one in enumerate(attempts)]
+    return [_checked(f"attempts[{i}]", steps, num_steps) for i, steps in enumerate(attempts)]
 
 
 def _checked(name: str, attempt: Any, num_steps: int) -> list[range]:
@@ -49,11 +49,11 @@ def _checked(name: str, attempt: Any, num_steps: int) -> list[range]:
                 f"[0, {num_steps})"
             )
     ranges.sort(key=lambda steps: steps.start)
-    for one, other in itertools.pairwise(ranges):
-        if other.start < one.stop:
+    for earlier, later in itertools.pairwise(ranges):
+        if later.start < earlier.stop:
             raise ValueError(
-                f"{name} has overlapping ranges, {one} and {other}: steps that are released again "
-                "belong to another attempt"
+                f"{name} has overlapping ranges, {earlier} and {later}: list steps that are "
+                "released again as another attempt"
             )
     if not ranges:
         raise ValueError(f"{name}=[] releases nothing: leave it out")
@@ -61,7 +61,7 @@ def _checked(name: str, attempt: Any, num_steps: int) -> list[range]:
 
 
 def sizes_of(ranges: Iterable[range], steps_per_epoch: int, groups: int = 1) -> Sizes:
-    """Returns how many steps of an epoch are released how often, in each group.
+    """Counts an epoch's steps by how often they are released.
 
     >>> sizes = sizes_of([range(0, 25), range(30, 32)], steps_per_epoch=10)
     >>> {times: size.tolist() for times, size in sizes.items()}
@@ -69,15 +69,15 @@ def sizes_of(ranges: Iterable[range], steps_per_epoch: int, groups: int = 1) -> 
 
     Args:
       ranges: Steps of the run.
-      steps_per_epoch: T.
+      steps_per_epoch: Number T of steps of one epoch.
       groups: Number c of groups: step t is of group t mod c.
     """
     changes = Counter({0: 0})
     for steps in ranges:
         first, begin = divmod(steps.start, steps_per_epoch)
-        last, end = divmod(steps.stop, steps_per_epoch)
-        changes[0] += last - first + (end > 0) - (begin > 0)
-        changes[end] -= end > 0
+        last, rest_steps = divmod(steps.stop, steps_per_epoch)
+        changes[0] += last - first + (rest_steps > 0) - (begin > 0)
+        changes[rest_steps] -= rest_steps > 0
         changes[begin] += begin > 0
     group = np.arange(groups)
     sizes: dict[int, np.ndarray] = {}
@@ -92,35 +92,39 @@ def sizes_of(ranges: Iterable[range], steps_per_epoch: int, groups: int = 1) -> 
 def sizes_by_epoch(
     ranges: Sequence[range], steps_per_epoch: int, groups: int = 1
 ) -> tuple[int, list[Sizes]]:
-    """Returns the number of epochs that are released whole, and the sizes of each other epoch.
+    """Returns the number of complete epochs, and partial epochs' sizes.
+
+    >>> complete, partial = sizes_by_epoch([range(5, 30)], steps_per_epoch=10)
+    >>> complete, [{times: size.tolist() for times, size in sizes.items()} for sizes in partial]
+    (2, [{0: [5], 1: [5]}])
 
     Args:
       ranges: Sorted steps of one attempt.
-      steps_per_epoch: T.
-      groups: See `sizes_of`.
+      steps_per_epoch: Number T of steps of one epoch.
+      groups: Number c of groups: step t is of group t mod c.
     """
-    length, whole = steps_per_epoch, 0
-    parts: dict[int, list[range]] = {}
+    length, complete = steps_per_epoch, 0
+    ranges_by_epoch: dict[int, list[range]] = {}
     for steps in ranges:
         first, last = steps.start // length, (steps.stop - 1) // length
-        whole += max(0, last - first - 1)
+        complete += max(0, last - first - 1)
         for epoch in {first, last}:
             low, high = max(steps.start, epoch * length), min(steps.stop, (epoch + 1) * length)
-            parts.setdefault(epoch, []).append(range(low, high))
-    partial = [part for part in parts.values() if sum(map(len, part)) < length]
-    whole += len(parts) - len(partial)
-    return whole, [sizes_of(part, length, groups) for part in partial]
+            ranges_by_epoch.setdefault(epoch, []).append(range(low, high))
+    partial = [steps for steps in ranges_by_epoch.values() if sum(map(len, steps)) < length]
+    complete += len(ranges_by_epoch) - len(partial)
+    return complete, [sizes_of(steps, length, groups) for steps in partial]
 
 
 def entered_epochs(ranges: Sequence[range], steps_per_epoch: int) -> list[range]:
-    """Returns the steps of all epochs in which an attempt releases a step.
+    """Extends an attempt to all steps of the epochs it enters.
 
     >>> entered_epochs([range(9, 11), range(45, 46)], steps_per_epoch=10)
     [range(0, 20), range(40, 50)]
 
     Args:
       ranges: Sorted steps of one attempt.
-      steps_per_epoch: T.
+      steps_per_epoch: Number T of steps of one epoch.
     """
     length, merged = steps_per_epoch, list[range]()
     for steps in ranges:
@@ -132,32 +136,56 @@ def entered_epochs(ranges: Sequence[range], steps_per_epoch: int) -> list[range]
 
 
 def most_released(sizes: Sizes) -> tuple[tuple[int, int], ...]:
-    """Returns pairs (times, number of steps) that no group exceeds, from most times on."""
+    """Returns pairs (times, steps) that bound every group from above.
+
+    For each number of times, no group has more steps released at least so often than the pairs.
+
+    >>> most_released({0: np.array([1, 2]), 1: np.array([3, 2]), 2: np.array([0, 1])})
+    ((0, 2), (1, 2), (2, 1))
+    """
     return _pairs(sizes, np.max)
 
 
 def least_released(sizes: Sizes) -> tuple[tuple[int, int], ...]:
-    """Returns pairs (times, number of steps) that every group attains, from most times on."""
+    """Returns pairs (times, steps) that bound every group from below.
+
+    For each number of times, every group has the pairs' steps released at least so often, or more.
+
+    >>> least_released({0: np.array([1, 2]), 1: np.array([3, 2]), 2: np.array([0, 1])})
+    ((0, 1), (1, 3))
+    """
     return _pairs(sizes, np.min)
 
 
 def _pairs(sizes: Sizes, choose: Any) -> tuple[tuple[int, int], ...]:
-    pairs, before = [], 0
-    so_far = np.zeros_like(next(iter(sizes.values())))
+    pairs, previous = [], 0
+    cumulative = np.zeros_like(next(iter(sizes.values())))
     for times in sorted(sizes, reverse=True):
-        so_far = so_far + sizes[times]
-        steps = int(choose(so_far))
-        if steps > before:
-            pairs.append((times, steps - before))
-        before = steps
+        cumulative = cumulative + sizes[times]
+        steps = int(choose(cumulative))
+        if steps > previous:
+            pairs.append((times, steps - previous))
+        previous = steps
     return tuple(sorted(pairs))
 
 
 def of_group(sizes: Sizes, group: int) -> tuple[tuple[int, int], ...]:
-    """Returns pairs (times, steps) of one group."""
+    """Returns the pairs (times, steps) of one group.
+
+    >>> of_group({0: np.array([1, 2]), 1: np.array([3, 2])}, group=1)
+    ((0, 2), (1, 2))
+
+    Args:
+      sizes: Numbers of steps by times released, see `sizes_of`.
+      group: Index of the group, counted from 0.
+    """
     return tuple((t, int(sizes[t][group])) for t in sorted(sizes) if sizes[t][group])
 
 
 def releases(sizes: Sizes) -> np.ndarray:
-    """Returns the number of releases of each group's steps together: int64[groups]."""
+    """Returns each group's total number of releases: int64[groups].
+
+    >>> releases({0: np.array([1, 2]), 2: np.array([3, 2])})
+    array([6, 4])
+    """
     return np.sum([times * size for times, size in sizes.items()], axis=0)

@@ -34,6 +34,10 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
 
     Source: L. Chua et al., Balls-and-Bins Sampling for DP-SGD (AISTATS 2025), Algorithm 3.
 
+    >>> sampler = BallsAndBins(num_examples=50_000, batch_size=500)
+    >>> sampler.num_steps, sampler.sampling_prob
+    (100, 0.01)
+
     Attributes:
       assignment: redrawn: new bins in every epoch; fixed: one assignment for all epochs (costs
         more).
@@ -45,44 +49,54 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
 
     @property
     def sampling_prob(self) -> float:
-        """Probability c / T that an example takes part in a given step of its group."""
+        """Probability c / T of an example in its group's steps."""
         return self.cycle_length / self.steps_per_epoch
 
     def privacy_of(
         self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
     ) -> PrivacyProfile:
-        """Returns the profile of all draws, with the bins that attempts release of each.
+        """Returns the profile of all draws' released bins.
 
         Exact unless groups differ: then between the groups of the most and of the fewest bins.
+
+        Args:
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+          attempts: Steps that each attempt releases.
+          same_rows: Whether an example keeps its group in all attempts.
         """
-        whole, draws = self.draws_of(attempts, self.cycle_length)
+        complete, draws = self.draws_of(attempts, self.cycle_length)
         if same_rows and draws:
             group = int(np.argmax(sum(map(releases, draws))))
             least = [of_group(sizes, group) for sizes in draws]
         else:
             least = [least_released(sizes) for sizes in draws]
         most = [most_released(sizes) for sizes in draws]
-        upper = self._profile_of(noise_multiplier, whole, most)
+        upper = self._profile_of(noise_multiplier, complete, most)
         if least == most:
             return upper
-        if not whole and not any(max(one)[0] for one in least):
-            sizes = max(draws, key=lambda one: int(releases(one).max()))
+        if not complete and not any(max(bins)[0] for bins in least):
+            sizes = max(draws, key=lambda sizes: int(releases(sizes).max()))
             least = [of_group(sizes, int(np.argmax(releases(sizes))))]
-        return UpperEnd(upper, self._profile_of(noise_multiplier, whole, least))
+        return UpperEnd(upper, self._profile_of(noise_multiplier, complete, least))
 
     def _profile_of(
-        self, noise_multiplier: float, whole: int, draws: Sequence[Assignment]
+        self, noise_multiplier: float, complete: int, draws: Sequence[Assignment]
     ) -> PrivacyProfile:
-        assignments = Counter(one for one in draws if max(one)[0])
-        if whole:
-            assignments[((1, self.group_steps),)] += whole
+        assignments = Counter(bins for bins in draws if max(bins)[0])
+        if complete:
+            assignments[((1, self.group_steps),)] += complete
         profile = bins_profile(noise_multiplier, assignments)
         if not self.truncates:
             return profile
         return truncated_bins(profile, self.cap(self.shard_batch_size))
 
     def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
-        """Returns the cost of all epochs where batches are cut to `max_batch_size`."""
+        """Returns the cost with batches cut to `max_batch_size`.
+
+        Args:
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+          max_batch_size: Largest number B of examples of a shard's part of a batch.
+        """
         return truncated_bins(self._untruncated(noise_multiplier), self.cap(max_batch_size))
 
     def _untruncated(self, noise_multiplier: float) -> BallsAndBinsProfile:
@@ -97,7 +111,7 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
         )
 
     def row_law(self) -> IndependentRows:
-        """Returns the law: rows are independent, each with one uniform step of its group."""
+        """Returns the law of one uniform step per row and epoch."""
         return IndependentRows(
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
@@ -108,7 +122,13 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
         )
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Draws the rows of one chunk: one bin for each example."""
+        """Draws the rows of one chunk: a bin for each example.
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          epoch: Epoch, counted from 0.
+          chunk: Chunk of `CHUNK` examples, counted from 0.
+        """
         rows = self.chunk_range(chunk)
         key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), chunk)
         examples = np.arange(rows.start, rows.stop, dtype=example_dtype(self.num_examples))

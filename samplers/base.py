@@ -19,19 +19,19 @@ from accounting.profile import UpperEnd
 from accounting.releases import ComposedProfile
 from samplers import plans
 from samplers.attempts import Attempt, check_attempts, entered_epochs, sizes_by_epoch
-from samplers.plans import EpochPlan, Participations, group, joined
+from samplers.plans import EpochPlan, Participations, group, join_plans
 from samplers.population import Population
 from samplers.row_law import RowLaw
 from samplers.shards import Shards
 
 
 class BatchSampler(abc.ABC):
-    """Draws batches, and states the privacy that this way of drawing earns.
+    """Draws batches and computes their privacy cost.
 
     The guarantee is about zeroing-out adjacency: one example's gradients are replaced by 0, and
     num_examples is public. All draws are then alike for both neighbours. It assumes that the
-    adversary sees the releases and not who took part: the seed is a secret, of 128 bits or more,
-    kept with the noise's; with it, batches are known and not amplified.
+    adversary sees the releases but not the batches: keep the seed secret, of 128 bits or more,
+    beside the noise's. Whoever has the seed knows the batches, and nothing is amplified.
 
     A sampler is a frozen dataclass of JSON values (and, where it draws from one, a tree of units).
     Most have n, b and E, see `EpochSampler`.
@@ -44,7 +44,7 @@ class BatchSampler(abc.ABC):
 
     @property
     def separation(self) -> int:
-        """Least distance of two steps of one example; 1: independent noise.
+        """Least distance of an example's steps; 1: independent noise.
 
         The privacy cost holds for noise that is correlated over at most as many consecutive steps
         (docs/explanation/correlated-noise.md). The steps must be a public set, or the cost must
@@ -88,7 +88,12 @@ class BatchSampler(abc.ABC):
         return Shards(self.num_examples, self.num_shards)
 
     def shard_range(self, shard: int) -> range:
-        """Returns the examples of a shard, 0 <= shard < num_shards."""
+        """Returns the examples of a shard, 0 <= shard < num_shards.
+
+        >>> from samplers import Deterministic
+        >>> Deterministic(num_examples=10, batch_size=4, num_shards=2).shard_range(1)
+        range(5, 10)
+        """
         return self.shards.examples(shard)
 
     @property
@@ -98,7 +103,7 @@ class BatchSampler(abc.ABC):
 
     @property
     def clipped_shape(self) -> tuple[int, ...]:
-        """Shape of a block of consecutive rows that is clipped as one; () for each row alone."""
+        """Shape of jointly clipped row blocks; () for single rows."""
         return ()
 
     @property
@@ -108,17 +113,17 @@ class BatchSampler(abc.ABC):
 
     @property
     def accumulates(self) -> bool:
-        """True if a step may need several passes of padded_batch_size rows for its update."""
+        """True if an update may need several passes."""
         return False
 
     @property
     def max_passes(self) -> int:
-        """Most passes of a step, for which programs have room; see where batches vary in size."""
+        """Number of passes per step that programs have room for."""
         return 1
 
     @property
     def unit(self) -> str:
-        """The protected unit where each row of the data is an example."""
+        """Name of the protected unit, for rows that are examples."""
         return "example"
 
     @property
@@ -127,10 +132,10 @@ class BatchSampler(abc.ABC):
         return self.num_examples
 
     def protected_unit(self, population: Population) -> str:
-        """Returns the protected unit of these data: one row, unless a sampler says more.
+        """Returns the protected unit of the data: by default, one row.
 
         Raises:
-          ValueError: If these are not the data that this sampler draws from.
+          ValueError: If the data are not those that this sampler draws from.
         """
         if population.num_examples != self.num_examples:
             raise ValueError(
@@ -139,18 +144,18 @@ class BatchSampler(abc.ABC):
             )
         return population.row
 
-    def of(self, population: Population) -> BatchSampler:
-        """Returns this sampler, which is to be drawn from these data.
+    def with_population(self, population: Population) -> BatchSampler:
+        """Returns this sampler for the data, after a check.
 
         Raises:
-          ValueError: If these are not the data that this sampler draws from.
+          ValueError: If the data are not those that this sampler draws from.
         """
         self.protected_unit(population)
         return self
 
     @property
     def num_chunks(self) -> int:
-        """Number of chunks of `CHUNK` examples; the last one may be smaller."""
+        """Number of chunks: `CHUNK` examples each, or fewer."""
         return -(-self.num_examples // plans.CHUNK)
 
     def chunk_range(self, chunk: int) -> range:
@@ -160,7 +165,10 @@ class BatchSampler(abc.ABC):
         return range(chunk * plans.CHUNK, min((chunk + 1) * plans.CHUNK, self.num_examples))
 
     def drawn_epoch(self, epoch: int) -> int:
-        """Returns the epoch whose draw `epoch` uses: itself, or 0 if one draw serves all."""
+        """Returns the epoch whose draw `epoch` uses.
+
+        Itself, or 0 if one draw serves all epochs.
+        """
         return epoch
 
     @abc.abstractmethod
@@ -172,7 +180,7 @@ class BatchSampler(abc.ABC):
         """
 
     def row_law(self) -> RowLaw:
-        """Returns the law of the participation matrix, with which audits compare the draws.
+        """Returns the participation law, which audits test draws against.
 
         Raises:
           NotImplementedError: If the sampler states none: its draws are not audited, and its
@@ -181,7 +189,7 @@ class BatchSampler(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} states no law of its rows")
 
     def terms(self) -> dict[str, Any]:
-        """Returns the settings that the cost depends on, as JSON values for `from_terms`.
+        """Returns the settings that decide the cost, as JSON.
 
         >>> from samplers import Deterministic
         >>> Deterministic(num_examples=100, batch_size=10).terms()
@@ -191,11 +199,21 @@ class BatchSampler(abc.ABC):
 
     @classmethod
     def from_terms(cls, terms: Mapping[str, Any]) -> BatchSampler:
-        """Returns a sampler of the same cost as the one whose `terms` these are."""
+        """Returns a sampler of the cost that `terms` decide.
+
+        >>> from samplers import Shuffle
+        >>> Shuffle.from_terms(Shuffle(100, 10, epochs=3).terms())
+        Shuffle(num_examples=100, batch_size=10, epochs=3, num_shards=1, order='redrawn')
+        """
         return cls(**terms)
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
-        """Returns warnings for a reader of this sampler's guarantee, in sentences."""
+        """Returns warnings for readers of the guarantee.
+
+        Args:
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+          delta: Delta of the guarantee.
+        """
         return ()
 
     def privacy_of(
@@ -203,8 +221,8 @@ class BatchSampler(abc.ABC):
     ) -> PrivacyProfile:
         """Returns the cost of attempts together, drawn from different seeds.
 
-        It holds if attempts begin and end for reasons in which no release has a part; else price
-        what `as_entered` returns. By default the epochs that attempts enter count whole, which is
+        It holds if no release decides where attempts begin and end; else price the attempts that
+        `as_entered` returns. By default the epochs that attempts enter count whole, which is
         exact for samplers of one step an epoch. Attempts with one draw for several epochs each
         compose basically. Proof: docs/explanation/partial-epochs.md.
 
@@ -215,22 +233,22 @@ class BatchSampler(abc.ABC):
         '[6.57, 6.58]'
 
         Args:
-          noise_multiplier: As for `privacy`.
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
           attempts: Steps that each attempt releases, counted from the beginning of the run: a
-            range, or several that do not overlap.
+            range, or several disjoint ranges.
           same_rows: Whether all attempts draw from the same rows, so that an example keeps its
             place (its group, or its steps in a known order).
 
         Raises:
-          ValueError: If a range leaves the run, or overlaps another one of its attempt.
+          ValueError: If a range leaves the run, or overlaps another range of its attempt.
         """
         del same_rows
         length = self.steps_per_epoch
-        entered, whole = [], 0
+        entered, num_complete = [], 0
         for ranges in check_attempts(attempts, self.num_steps):
             complete, partial = sizes_by_epoch(ranges, length)
             entered.append(complete + len(partial))
-            whole += complete
+            num_complete += complete
         if self.independent_epochs:
             entered = [sum(entered)]
         elif self.drawn_epoch(self.epochs - 1) != 0:  # epochs of several draws are not alike
@@ -238,22 +256,23 @@ class BatchSampler(abc.ABC):
         upper = ComposedProfile.of(
             self.with_epochs(epochs).privacy(noise_multiplier) for epochs in entered
         )
-        if [whole] == entered:
+        if [num_complete] == entered:
             return upper
-        below = None
-        if self.independent_epochs and whole:
-            below = self.with_epochs(whole).privacy(noise_multiplier)
-        return UpperEnd(upper, below)
+        lower = None
+        if self.independent_epochs and num_complete:
+            lower = self.with_epochs(num_complete).privacy(noise_multiplier)
+        return UpperEnd(upper, lower)
 
     @property
     def independent_epochs(self) -> bool:
-        """True if each epoch has another draw, rather than one draw for several epochs."""
+        """True if each epoch has another draw."""
         return self.drawn_epoch(self.epochs - 1) == self.epochs - 1
 
     def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:
-        """Returns attempts with each draw that they enter whole, for ends that releases decide.
+        """Extends attempts to all steps of the draws they enter.
 
-        A draw is of one epoch, or of all where one draw serves them, unless its cost counts epochs.
+        Their cost holds even if releases decide where attempts end. A draw is of one epoch, or of
+        all where one draw serves them, unless its cost counts epochs.
 
         >>> from samplers import Poisson
         >>> Poisson(100, 10, epochs=3, cycle_length=2).as_entered([range(9, 11)])
@@ -265,30 +284,40 @@ class BatchSampler(abc.ABC):
         return [entered_epochs(ranges, self.steps_per_epoch) for ranges in checked]
 
     def with_epochs(self, epochs: int) -> BatchSampler:
-        """Returns this sampler with another number of epochs, and nothing else changed."""
+        """Returns this sampler with another number of epochs.
+
+        >>> from samplers import Poisson
+        >>> Poisson(num_examples=100, batch_size=10).with_epochs(3).num_steps
+        30
+        """
         return dataclasses.replace(as_dataclass(self), epochs=epochs)
 
     def untruncated(self) -> BatchSampler:
-        """Returns this sampler where no batch is cut: by default, it cuts none."""
+        """Returns this sampler without truncation; most never truncate."""
         return self
 
     @abc.abstractmethod
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Draws the rows of one chunk of examples in one epoch: a pure function of its arguments.
+        """Draws one chunk's rows of one epoch, a pure function.
 
         Args:
           seed: The sampling secret, an integer >= 0 of any size.
           epoch: Epoch, counted from 0.
-          chunk: Which `CHUNK` examples.
+          chunk: Chunk of `CHUNK` examples, counted from 0.
         """
 
     def plan(self, seed: int, epoch: int) -> EpochPlan:
-        """Draws one epoch of the whole matrix: all shards of it."""
+        """Draws one epoch of all shards.
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          epoch: Epoch, counted from 0.
+        """
         plans = [self.shard_plan(seed, epoch, shard) for shard in range(self.num_shards)]
-        return joined(plans, self.shards)
+        return join_plans(plans, self.shards)
 
     def shard_plan(self, seed: int, epoch: int, shard: int) -> EpochPlan:
-        """Draws a shard's part of one epoch: its rows of the chunks that it touches, by step.
+        """Draws a shard's part of one epoch, by step.
 
         Rows of a chunk are drawn alike on every machine, so that the matrix is the same for every
         number of shards.
@@ -296,34 +325,38 @@ class BatchSampler(abc.ABC):
         Args:
           seed: The sampling secret, an integer >= 0 of any size.
           epoch: Epoch, counted from 0.
-          shard: Which, counted from 0.
+          shard: Index of the shard, counted from 0.
         """
-        own = self.shard_range(shard)
+        shard_rows = self.shard_range(shard)
         chunks = []
-        for chunk in range(own.start // plans.CHUNK, -(-own.stop // plans.CHUNK)):
+        for chunk in range(shard_rows.start // plans.CHUNK, -(-shard_rows.stop // plans.CHUNK)):
             entries = self.participations(seed, epoch, chunk)
             rows = self.chunk_range(chunk)
-            if not own.start <= rows.start <= rows.stop <= own.stop:
-                mine = (entries.examples >= own.start) & (entries.examples < own.stop)
-                entries = Participations(entries.examples[mine], entries.steps[mine])
-            if own.start:
-                within = (entries.examples - own.start).astype(np.int32)
+            if not shard_rows.start <= rows.start <= rows.stop <= shard_rows.stop:
+                inside = entries.examples >= shard_rows.start
+                inside &= entries.examples < shard_rows.stop
+                entries = Participations(entries.examples[inside], entries.steps[inside])
+            if shard_rows.start:
+                within = (entries.examples - shard_rows.start).astype(np.int32)
                 entries = entries._replace(examples=within)
             chunks.append(entries)
-        examples, steps = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+        examples, steps = (np.concatenate(arrays) for arrays in zip(*chunks, strict=True))
         del chunks
         return group(
             Participations(examples.astype(np.int32, copy=False), steps), self.steps_per_epoch
         )
 
     def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
-        """Cuts a shard's part of a step into passes of `shard_batch_size` at most, as a rule one.
+        """Splits a shard's members of a step into passes.
 
         Args:
-          members: Who takes part, in the order of the plan: int32[size].
-          seed: The sampling secret.
+          members: Examples of the step, in the order of the plan: int32[size].
+          seed: The sampling secret, an integer >= 0 of any size.
           step: Step, counted over the whole run.
-          shard: Which; several shards have one pass each.
+          shard: Index of the shard, counted from 0; several shards have one pass each.
+
+        Returns:
+          Passes of at most `shard_batch_size` examples, usually one: int32[size] each.
         """
         del seed, step, shard
         cap = self.shard_batch_size
@@ -333,7 +366,7 @@ class BatchSampler(abc.ABC):
 
 
 def stated_law(sampler: BatchSampler) -> RowLaw | None:
-    """Returns the law that a sampler states of its rows; None if none that an audit knows."""
+    """Returns a sampler's `row_law`, or None if it states none."""
     try:
         law = sampler.row_law()
     except NotImplementedError:
@@ -342,6 +375,7 @@ def stated_law(sampler: BatchSampler) -> RowLaw | None:
 
 
 def as_dataclass(sampler: BatchSampler) -> Any:
+    """Returns the sampler, typed as a dataclass, or raises TypeError."""
     if not dataclasses.is_dataclass(sampler):
         raise TypeError(f"{type(sampler).__name__} is a sampler and must be a frozen dataclass")
     return sampler

@@ -15,7 +15,7 @@ from samplers.randomness import check_seed
 
 
 class IndexBatch(NamedTuple):
-    """One pass of the fixed-shape program: which rows to read, and which of them count."""
+    """Row indices and weights of one pass of the fixed-shape program."""
 
     indices: np.ndarray
     """Examples; 0 where padded: int32[padded_batch_size]."""
@@ -32,8 +32,8 @@ class IndexBlock(NamedTuple):
     """
 
     indices: Any
-    """Examples, counted within their shard; 0 where padded: int32[passes, columns], which are
-    padded_batch_size of all shards."""
+    """Examples, counted within their shard; 0 where padded: int32[passes, columns], with
+    columns = padded_batch_size if all shards are held."""
     weights: Any
     """1 for an example, 0 for padding: float32[passes, columns]."""
     starts: Any
@@ -41,8 +41,9 @@ class IndexBlock(NamedTuple):
     num_steps: Any
     """Steps of the block that are real: int32 scalar."""
     places: Any = None
-    """Places of the examples among the rows that are held, or that travel with the block, if not
-    `indices`; 0 where padded: int32[passes, columns], or int64 of more than 2^31 - 1 rows."""
+    """Places of the examples among the rows of all held shards, or among the rows that travel with
+    the block; 0 where padded: int32[passes, columns], int64 above 2^31 - 1 rows. None where
+    `indices` are those places."""
     shards: Any = None
     """The shard of each column, where the sampler has several: int32[columns]."""
 
@@ -109,24 +110,24 @@ class BatchSource:
 
     def _plan_of(self, epoch: int) -> list[EpochPlan]:
         sampler = self.sampler
-        drawn = sampler.drawn_epoch(epoch)
-        if self._plan is None or self._plan[0] != drawn:
-            self._plan = None  # the old plan's memory is free while the new one is drawn
-            if self._next is not None and self._next[0] == drawn:
-                self._plan = drawn, self._next[1].result()
+        draw_epoch = sampler.drawn_epoch(epoch)
+        if self._plan is None or self._plan[0] != draw_epoch:
+            self._plan = None  # the old plan's memory is free while the new one is draw_epoch
+            if self._next is not None and self._next[0] == draw_epoch:
+                self._plan = draw_epoch, self._next[1].result()
             else:
-                self._plan = drawn, self._draw(drawn)
+                self._plan = draw_epoch, self._draw(draw_epoch)
             self._next = None
             if self._background is not None and epoch + 1 < sampler.epochs:
                 following = sampler.drawn_epoch(epoch + 1)
-                if following != drawn:
+                if following != draw_epoch:
                     self._next = following, self._background.submit(self._draw, following)
         return self._plan[1]
 
     def passes(self, step: int) -> list[IndexBatch]:
-        """Returns the passes of a step: one, or more where `overflow` is "accumulate".
+        """Returns the passes of a step, several where `accumulates` is true.
 
-        Indices are counted among the rows of the shards that are held: of all shards, they are the
+        Indices are counted among the rows of the held shards; with all shards held, they are the
         examples.
 
         Raises:
@@ -150,27 +151,33 @@ class BatchSource:
             )
         return passes[0]
 
-    def cut(self, step: int) -> list[tuple[np.ndarray, ...]]:
-        """Returns the passes of a step in [0, num_steps), each a list of the shards' examples."""
+    def passes_by_shard(self, step: int) -> list[tuple[np.ndarray, ...]]:
+        """Returns a step's passes, each a tuple of shards' examples.
+
+        >>> from samplers import Deterministic
+        >>> source = BatchSource(Deterministic(10, 4, num_shards=2), seed=0)
+        >>> [[part.tolist() for part in parts] for parts in source.passes_by_shard(0)]
+        [[[0, 1], [0, 1]]]
+        """
         sampler, length = self.sampler, self.sampler.steps_per_epoch
         plans, seed = self._plan_of(step // length), self._seed(sampler.drawn_epoch(step // length))
-        parts = [
+        shard_passes = [
             sampler.passes(plan.members(step % length), seed, step, shard)
             for shard, plan in zip(self.shards, plans, strict=True)
         ]
-        return list(zip(*parts, strict=True))
+        return list(zip(*shard_passes, strict=True))
 
     def fill(
         self, start: int, stop: int, *, steps: int = 0, passes: int | None = None
     ) -> IndexBlock:
-        """Returns the passes of the steps start, ..., stop - 1, in order: copied and padded once.
+        """Returns the padded passes of the steps [start, stop), in order.
 
         Args:
           start: First step.
-          stop: One beyond the last.
-          steps: Steps that the block has room for, at least; those beyond the last have no pass.
-          passes: Passes that it has room for. A step whose passes find no room opens the next
-            block, unless it is the first of this one; by default the block is as long as needed.
+          stop: Step after the last one.
+          steps: Least number of steps of the block; those added at its end have no pass.
+          passes: Number of passes that the block has room for; the block ends before a step whose
+            passes do not fit, unless it is the first. By default the block is as long as needed.
 
         Raises:
           ValueError: a step is not in [0, num_steps).
@@ -181,35 +188,35 @@ class BatchSource:
         for step in range(start, stop):
             if not 0 <= step < sampler.num_steps:
                 raise ValueError(f"step must be in [0, {sampler.num_steps}), got {step}")
-            several = self.cut(step)
+            several = self.passes_by_shard(step)
             if passes is not None and members and len(members) + len(several) > passes:
                 break
             members += several
             starts.append(len(members))
-        done, cap = len(starts) - 1, sampler.shard_batch_size
+        num_steps, cap = len(starts) - 1, sampler.shard_batch_size
         shape = max(len(members), passes or 0), len(self.shards) * cap
         indices, weights = zeros(shape, np.int32), zeros(shape, np.float32)
         places = zeros(shape, example_dtype(len(self.rows))) if sampler.num_shards > 1 else None
         begins = [sampler.shard_range(shard).start - self.rows.start for shard in self.shards]
-        for row, parts in enumerate(members):
-            for k, examples in enumerate(parts):
+        for row, shard_members in enumerate(members):
+            for k, examples in enumerate(shard_members):
                 if examples.size > cap:
                     raise ValueError(
-                        f"a batch of the steps {start} to {start + done - 1} has {examples.size} "
-                        f"rows of shard {self.shards[k]}, and a padded one {cap}: the sampler's "
-                        "passes do not keep to the cap"
+                        f"a pass of the steps {start} to {start + num_steps - 1} has "
+                        f"{examples.size} rows of shard {self.shards[k]}: the sampler's passes() "
+                        f"must return at most shard_batch_size = {cap} rows"
                     )
                 columns = slice(k * cap, k * cap + examples.size)
                 indices[row, columns] = examples
                 weights[row, columns] = 1.0
                 if places is not None:
                     places[row, columns] = examples + places.dtype.type(begins[k])
-        starts += [len(members)] * (steps - done)
+        starts += [len(members)] * (steps - num_steps)
         shards = None
         if places is not None:
             shards = np.repeat(np.array(self.shards, np.int32), cap)
         return IndexBlock(
-            indices, weights, np.asarray(starts, np.int32), np.int32(done), places, shards
+            indices, weights, np.asarray(starts, np.int32), np.int32(num_steps), places, shards
         )
 
 
@@ -218,7 +225,14 @@ def _constant(seed: int) -> Callable[[int], int]:
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Returns zeros that take no memory until they are written, nor a copy on the way to a CPU."""
+    """Returns zeros that JAX on a CPU reads without a copy.
+
+    Aligned to 64 bytes; they take no memory until they are written.
+
+    Args:
+      shape: Shape of the array.
+      dtype: Its NumPy dtype.
+    """
     size, aligned = math.prod(shape) * np.dtype(dtype).itemsize, 64
     raw = np.zeros(size + aligned, np.uint8)
     first = -raw.ctypes.data % aligned
@@ -226,10 +240,20 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def batch(sampler: BatchSampler, seed: int, step: int) -> IndexBatch:
-    """Returns the batch of one step, a pure function; it draws a whole epoch (see `BatchSource`).
+    """Returns the batch of one step, a pure function.
+
+    Each call draws an epoch; read several steps with `BatchSource`.
 
     >>> from samplers import Deterministic
     >>> batch(Deterministic(num_examples=5, batch_size=3), seed=0, step=1)
     IndexBatch(indices=array([3, 4, 0], dtype=int32), weights=array([1., 1., 0.], dtype=float32))
+
+    Args:
+      sampler: The sampler that draws.
+      seed: The sampling secret, an integer >= 0 of any size.
+      step: Step, counted over the whole run.
+
+    Raises:
+      ValueError: `step` is not in [0, num_steps), or the batch needs several passes.
     """
     return BatchSource(sampler, seed).batch(step)

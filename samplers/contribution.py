@@ -1,9 +1,8 @@
-"""Users who hold many examples: a cap on each, and rows that are users.
+"""Caps on the examples of each user, and training data that protect users.
 
-Either users are sampled: any sampler, of `Contributions.of_users`, training data whose rows are
-users of one fixed shape, each clipped once. Or examples are: `samplers.UserPoisson`, of
-`Contributions.of_examples`. In both, a neighbour has all of one user's examples replaced by null
-ones. Public is the number of users, or of the examples that are kept. See
+To sample users, give any sampler `Contributions.of_users`: each row is one user, clipped once. To
+sample examples, give `samplers.UserPoisson` the rows of `Contributions.of_examples`. Either way a
+neighbour has all of one user's examples replaced by null ones; the number of rows is public. See
 docs/explanation/units-and-users.md.
 """
 
@@ -23,13 +22,13 @@ from samplers.randomness import Key, Stream, uniform_permutation
 
 @dataclass(frozen=True, eq=False)
 class Contributions:
-    """The examples that are kept of each user: at most tau, in one fixed shape.
+    """Capped examples of each user, at most tau, in one fixed shape.
 
     Attributes:
       labels: The users, ascending: [users].
       rows: Examples kept of each user; 0 where padded: int32[users, tau].
       weights: 1 for an example, 0 for padding: float32[users, tau].
-      counts: How many examples each user had before the cap: int64[users].
+      counts: Number of examples of each user before the cap: int64[users].
     """
 
     labels: np.ndarray
@@ -39,30 +38,36 @@ class Contributions:
 
     @property
     def num_users(self) -> int:
-        """Number of users: the `num_examples` of a sampler that draws users."""
+        """Number of users, `num_examples` of samplers of users."""
         return self.labels.size
 
     @property
     def max_contributions(self) -> int:
-        """Most examples tau that are kept of a user."""
+        """Largest number tau of examples of a user."""
         return self.rows.shape[1]
 
     @property
-    def kept(self) -> np.ndarray:
-        """The examples kept, ascending: int32[examples]."""
+    def kept_examples(self) -> np.ndarray:
+        """Examples within the cap, ascending: int32[examples].
+
+        >>> cap_contributions(["ann", "bob", "ann"], 1).kept_examples
+        array([0, 1], dtype=int32)
+        """
         return np.sort(self.rows[self.weights > 0])
 
     def gather(self, column: np.ndarray) -> np.ndarray:
-        """Returns a column of the data by user, with zeros where padded: [users, tau, ...].
+        """Returns a column by user: [users, tau, ...], padded with zeros.
 
-        So no user's data stand in another's row, for any loss.
+        >>> cap_contributions(["ann", "bob", "ann"], 2).gather(np.array([5, 6, 7]))
+        array([[5, 7],
+               [6, 0]])
         """
         values = np.asarray(column)[self.rows]
         real = self.weights.reshape(*self.weights.shape, *(1,) * (values.ndim - 2)) > 0
         return np.where(real, values, np.zeros((), values.dtype))
 
     def data(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns training data with one row a user: columns by user, and "weight".
+        """Returns training data with one row per user, and "weight".
 
         A loss sees one user: each column's [tau, ...], and weight, float32[tau], which is 0 at the
         padding.
@@ -76,16 +81,16 @@ class Contributions:
             "weight".
         """
         if "weight" in columns:
-            raise ValueError('no column may be named "weight": what counts of a user is')
+            raise ValueError('no column may be named "weight", which marks padding: rename it')
         self._check(columns)
         return {**{name: self.gather(c) for name, c in columns.items()}, "weight": self.weights}
 
     def of_users(self, columns: Mapping[str, np.ndarray]) -> UnitData:
-        """Returns training data with one row a user, for any sampler: see `data`."""
+        """Returns training data of users, for any sampler (see `data`)."""
         return UnitData(self.data(columns), Population(self.num_users, "user"))
 
     def of_examples(self, columns: Mapping[str, np.ndarray]) -> UnitData:
-        """Returns training data of the kept examples, a row each: for `samplers.UserPoisson`.
+        """Returns training data of capped examples, for `UserPoisson`.
 
         >>> cap_contributions(["ann", "bob", "ann"], 1).of_examples({"x": np.array([5, 6, 7])})
         ... # doctest: +ELLIPSIS
@@ -95,10 +100,10 @@ class Contributions:
           ValueError: If a column has another number of rows than there were examples.
         """
         self._check(columns)
-        kept = self.kept
-        rows = {name: np.asarray(column)[kept] for name, column in columns.items()}
+        examples = self.kept_examples
+        rows = {name: np.asarray(column)[examples] for name, column in columns.items()}
         most, users = self.max_contributions, self.num_users
-        return UnitData(rows, Population(kept.size, max_contributions=most, num_users=users))
+        return UnitData(rows, Population(examples.size, max_contributions=most, num_users=users))
 
     def _check(self, columns: Mapping[str, np.ndarray]) -> None:
         for name, column in columns.items():
@@ -119,22 +124,22 @@ def cap_contributions(
 ) -> Contributions:
     """Keeps at most tau = `max_contributions` examples of each user.
 
-    The examples kept of a user depend on that user's examples alone, as named by `order`: on no
-    other user, and not on the order of the rows.
+    Which examples remain depends on the user's own examples and `order` alone: not on other users,
+    nor on the order of the rows.
 
     >>> capped = cap_contributions(["b", "a", "b", "b"], 2)
     >>> capped.rows.tolist(), capped.weights.tolist()
     ([[1, 0], [0, 2]], [[1.0, 0.0], [1.0, 1.0]])
 
     Args:
-      users: Whom each example belongs to: [examples].
-      max_contributions: tau >= 1.
+      users: Label of each example's user: [examples].
+      max_contributions: Largest number tau >= 1 of examples of a user.
       keep: "first", the first tau by `order`; or "random", tau of them, uniformly by `seed`.
-      order: What orders a user's examples (a time, an id): [examples] or, to break ties by later
-        columns, [examples, columns]; no two examples of a user may be equal. By default the number
-        of the row: then a file must keep its order.
-      seed: Of the random choice, an integer >= 0 of any size. It need not be secret; but the
-        sampler's own seed is a secret: take another one.
+      order: Sort key of a user's examples (a time, an id): [examples] or, to break ties by later
+        columns, [examples, columns]; no two examples of a user may be equal. By default the row
+        index: then keep the order of the rows.
+      seed: Seed of the random choice, an integer >= 0 of any size. It need not be secret; do not
+        reuse the sampler's seed, which is.
 
     Raises:
       ValueError: If shapes differ, tau < 1, two examples of a user have the same order, or `seed`
@@ -158,10 +163,10 @@ def cap_contributions(
         keys[by_user][1:] == keys[by_user][:-1], axis=1
     )
     if same.any():
-        one, other = by_user[np.flatnonzero(same)[0] :][:2]
+        first, second = by_user[np.flatnonzero(same)[0] :][:2]
         raise ValueError(
-            f"examples {one} and {other} of user {users[one]} have the same order: give a column "
-            "that tells them apart"
+            f"examples {first} and {second} of user {users[first]} have the same order: give a "
+            "column that tells them apart"
         )
     counts = np.bincount(user, minlength=labels.size)
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
@@ -174,8 +179,8 @@ def cap_contributions(
     if seed is not None:
         for j in np.flatnonzero(counts > max_contributions):
             key = Key(seed, Stream.CONTRIBUTION, _name(labels[j]), 0)
-            some = np.sort(uniform_permutation(key, int(counts[j]))[:max_contributions])
-            chosen[j] = starts[j] + some
+            subset = np.sort(uniform_permutation(key, int(counts[j]))[:max_contributions])
+            chosen[j] = starts[j] + subset
     rows[:, :width] = np.where(inside, by_user[chosen], 0)
     weights[:, :width] = inside
     return Contributions(labels, rows, weights, counts)

@@ -31,7 +31,7 @@ class InOrder(BatchSampler):
             """Batch size b."""
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the profile of one Gaussian release with noise sigma / sqrt(E): tight.
+        """Returns the tight Gaussian profile with noise sigma / sqrt(E).
 
         An example enters E sums with a vector v_e of norm at most 1 (in units of the clipping norm)
         and no other; the other sums, and the number of examples that share a batch with it, are the
@@ -48,22 +48,31 @@ class InOrder(BatchSampler):
     def privacy_of(
         self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
     ) -> PrivacyProfile:
-        """Returns the profile of the releases that one example takes part in.
+        """Returns the profile of one example's releases in all attempts.
 
-        In each attempt, where its place in the order may be another: the most of all examples.
+        An example counts as often as the most released one of each attempt, unless all attempts
+        have the same rows.
+
+        Args:
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+          attempts: Steps that each attempt releases.
+          same_rows: Whether an example keeps its place in the order in all attempts.
         """
         ranges = check_attempts(attempts, self.num_steps)
-        each = [sizes_of(steps, self.steps_per_epoch) for steps in ranges]
+        sizes = [sizes_of(steps, self.steps_per_epoch) for steps in ranges]
         if same_rows:
-            each = [sizes_of(itertools.chain(*ranges), self.steps_per_epoch)]
-        most, least = sum(map(max, each)), max(sum(map(min, each)), *map(max, each), 0)
+            sizes = [sizes_of(itertools.chain(*ranges), self.steps_per_epoch)]
+        most, least = sum(map(max, sizes)), max(sum(map(min, sizes)), *map(max, sizes), 0)
         upper = GaussianProfile(noise_multiplier / math.sqrt(most))
         if least == most:
             return upper
         return UpperEnd(upper, GaussianProfile(noise_multiplier / math.sqrt(least)))
 
     def row_law(self) -> KnownOrder:
-        """Returns the law: consecutive batches, though the cost holds for any known order."""
+        """Returns the law of consecutive batches.
+
+        The privacy cost holds for any known order.
+        """
         return KnownOrder.of_size(self.shards, self.batch_size, self.epochs)
 
     def drawn_epoch(self, epoch: int) -> int:
@@ -71,7 +80,13 @@ class InOrder(BatchSampler):
         return 0
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Returns the rows of one chunk; `seed` and `epoch` do not matter."""
+        """Returns the rows of one chunk.
+
+        Args:
+          seed: Unused, as nothing is random.
+          epoch: Unused, as all epochs are equal.
+          chunk: Chunk of `CHUNK` examples, counted from 0.
+        """
         del seed, epoch
         rows = self.chunk_range(chunk)
         examples = np.arange(rows.start, rows.stop, dtype=example_dtype(self.num_examples))
@@ -83,7 +98,7 @@ class InOrder(BatchSampler):
 
 @dataclass(frozen=True)
 class Deterministic(InOrder, EpochSampler):
-    """Takes batches of b examples in their own order: i is in step floor(i / b) of every epoch.
+    """Takes consecutive batches: example i is in step floor(i / b) of every epoch.
 
     Several `num_shards` are read in turn, each in order: the example that is i-th in turn
     (`Shards`) takes part in step floor(i / b). The last batch of an epoch is smaller where b does
@@ -92,9 +107,13 @@ class Deterministic(InOrder, EpochSampler):
     Guarantees:
       * Each example takes part exactly once an epoch, in the same step of each.
       * Nothing is random, so no seed need be kept secret.
+
+    >>> sampler = Deterministic(num_examples=10, batch_size=4)
+    >>> sampler.plan(seed=0, epoch=0).members(1)
+    array([4, 5, 6, 7], dtype=int32)
     """
 
     @property
     def separation(self) -> int:
-        """An epoch: each example takes part in the same step of each."""
+        """One epoch, as examples keep their step in all epochs."""
         return self.steps_per_epoch

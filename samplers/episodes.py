@@ -26,11 +26,9 @@ class EpisodeSampler(BatchSampler, abc.ABC):
     An epoch is one step: a batch is drawn without the other steps' batches.
 
     Attributes:
-      tree: Units and, as leaves, the examples; of a sampler that is only accounted for, their
-        shape.
-      draws: How many are drawn of the children of each drawn unit, n_1, n_2, ..., the outermost
-        first.
-      steps: Steps of the run, each with another episode.
+      tree: Tree of units with the examples as leaves, or its shape for accounting alone.
+      draws: Numbers n_1, n_2, ... of children drawn of each drawn unit, the outermost first.
+      steps: Number of steps of the run, each with another episode.
     """
 
     tree: UnitTree | TreeShape
@@ -62,54 +60,85 @@ class EpisodeSampler(BatchSampler, abc.ABC):
     def drawn_tree(self) -> UnitTree:
         """The tree, or ValueError where only its shape is known."""
         if isinstance(self.tree, TreeShape):
-            raise ValueError("only the shape of this sampler's tree is known: it can not be drawn")
+            raise ValueError(
+                f"tree={self.tree!r} is a shape, for accounting alone: pass a UnitTree to draw"
+            )
         return self.tree
 
     def protected_unit(self, population: Population) -> str:
-        """Returns `unit`, or raises ValueError where these data have not the sampler's units."""
+        """Returns `unit`, after a check of the data's tree.
+
+        Raises:
+          ValueError: If the data have another tree, or none.
+        """
         super().protected_unit(population)
         if population.tree != self.tree:
             raise ValueError(
-                f"the sampler draws from {self.tree!r}, and the data are of "
-                f"{population.tree or 'no units'}: give them as UnitData.of_tree(tree, columns)"
+                f"the sampler draws from {self.tree!r}, and the data have "
+                f"{population.tree or 'no tree'}: pass UnitData.of_tree(tree, columns)"
             )
         return self.unit
 
-    def of(self, population: Population) -> EpisodeSampler:
+    def with_population(self, population: Population) -> EpisodeSampler:
         """Returns this sampler with the tree of the data."""
         self.protected_unit(population)
         return dataclasses.replace(self, tree=population.tree or self.tree)
 
     def terms(self) -> dict[str, Any]:
-        """Returns what the cost depends on; of the tree, its shape and digest."""
+        """Returns the settings that decide the cost, with the tree's shape."""
         return {**super().terms(), "tree": self.tree.shape.terms()}
 
     @classmethod
     def from_terms(cls, terms: Mapping[str, Any]) -> EpisodeSampler:
-        """Returns a sampler that costs what the one whose `terms` these are does."""
+        """Returns a sampler of the cost that `terms` decide."""
         tree, draws = TreeShape.from_terms(terms["tree"]), tuple(terms["draws"])
         return cls(**{**terms, "tree": tree, "draws": draws})
 
     def with_epochs(self, epochs: int) -> EpisodeSampler:
-        """Returns this sampler with another number of episodes, and nothing else changed."""
+        """Returns this sampler with another number of episodes."""
         return dataclasses.replace(self, steps=epochs)
 
     @abc.abstractmethod
     def members(self, seed: int, step: int) -> np.ndarray:
-        """Draws who takes part in a step: int32[size], in the order of `EpochPlan`."""
+        """Draws the examples of a step: int32[size], as in `EpochPlan`.
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          step: Step, counted over the whole run.
+        """
 
     def plan(self, seed: int, epoch: int) -> EpochPlan:
-        """Draws one episode."""
+        """Draws one episode.
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          epoch: Epoch, which is one step.
+        """
         members = self.members(seed, epoch)
         return EpochPlan(np.array([0, members.size], np.int64), members)
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Returns the rows of one chunk; it draws the episode, whose rows depend on each other."""
+        """Returns the rows of one chunk, after drawing the whole episode.
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          epoch: Epoch, which is one step.
+          chunk: Chunk of `CHUNK` examples, counted from 0.
+        """
         return self.plan(seed, epoch).rows(self.chunk_range(chunk))
 
 
 def check_draws(tree: UnitTree | TreeShape, draws: Sequence[int], levels: int) -> None:
-    """Raises a ValueError unless each draw is possible for every unit."""
+    """Checks that every unit has enough children for its draw.
+
+    Args:
+      tree: Tree of units, or its shape.
+      draws: Number of children drawn of each drawn unit, the outermost first.
+      levels: Number of levels that are drawn without replacement.
+
+    Raises:
+      ValueError: If `draws` has not one entry per level, or a unit has fewer children.
+    """
     if len(draws) != levels:
         raise ValueError(
             f"draws needs {levels} entries, one per level of {tree!r} that is drawn without "
@@ -127,9 +156,17 @@ def check_draws(tree: UnitTree | TreeShape, draws: Sequence[int], levels: int) -
 def descend(
     tree: UnitTree, draws: Sequence[int], seed: int, step: int
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """Draws down the tree. Returns the nodes of level len(draws), and of the levels above.
+    """Draws children without replacement, level by level.
 
-    The former are int64 and the latter int32, of the shape of the draws so far.
+    Args:
+      tree: Tree of units.
+      draws: Numbers n_1, ..., n_k of children drawn of each drawn unit.
+      seed: The sampling secret, an integer >= 0 of any size.
+      step: Step, counted over the whole run.
+
+    Returns:
+      The nodes of level k, int64[n_1, ..., n_k]; and the units of each level j = 1, ..., k - 1,
+      int32[n_1, ..., n_j].
     """
     node = np.zeros((), np.int64)
     above: list[np.ndarray] = []
@@ -145,18 +182,18 @@ def descend(
 
 def _ordered_draws(seed: int, step: int, level: int, sizes: np.ndarray, count: int) -> np.ndarray:
     """Draws `count` of {0, ..., size - 1} without replacement, in uniform order, for each size."""
-    drawn = np.empty((sizes.size, count), np.int64)
+    ordered = np.empty((sizes.size, count), np.int64)
     for kind, draw in enumerate((_sorted_keys, _first_distinct)):
-        left = np.flatnonzero((sizes > 2 * count) == bool(kind))
+        pending = np.flatnonzero((sizes > 2 * count) == bool(kind))
         attempt = 0
-        while left.size:
+        while pending.size:
             index = (level << 48) | (kind << 40) | attempt
             key = Key(seed, Stream.PARTICIPATION, step, index)
-            rows, good = draw(key, sizes[left], count)
-            drawn[left[good]] = rows[good]
-            left = left[~good]
+            rows, valid = draw(key, sizes[pending], count)
+            ordered[pending[valid]] = rows[valid]
+            pending = pending[~valid]
             attempt += 1
-    return drawn
+    return ordered
 
 
 def _sorted_keys(key: Key, sizes: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

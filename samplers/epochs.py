@@ -50,7 +50,7 @@ class EpochSampler(BatchSampler):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps T = ceil(n / b) of one epoch."""
+        """Number of steps T = ceil(n / b) per epoch."""
         return -(-self.num_examples // self.batch_size)
 
     @property
@@ -60,7 +60,7 @@ class EpochSampler(BatchSampler):
 
     @property
     def padded_batch_size(self) -> int:
-        """Rows of a padded batch: ceil(b / L) of each shard, as batches are taken in turn."""
+        """Rows of a padded batch: ceil(b / L) per shard."""
         return -(-self.batch_size // self.num_shards) * self.num_shards
 
 
@@ -80,18 +80,20 @@ class RedrawnOrFixed(EpochSampler, abc.ABC):
         return epoch if self.redrawn else 0
 
     def draws_of(self, attempts: Sequence[Attempt], groups: int = 1) -> tuple[int, list[Sizes]]:
-        """Returns how many draws are released whole and once, and the sizes of each other draw.
+        """Returns the number of complete draws, and other draws' sizes.
+
+        Where one draw serves all epochs, each attempt has one draw, and none counts as complete.
 
         Args:
-          attempts: See `privacy_of`.
-          groups: See `sizes_of`.
+          attempts: Steps that each attempt releases.
+          groups: Number c of groups: step t is of group t mod c.
         """
-        length, whole = self.steps_per_epoch, 0
-        others: list[Sizes] = []
+        length, complete = self.steps_per_epoch, 0
+        sizes: list[Sizes] = []
         for ranges in check_attempts(attempts, self.num_steps):
             if self.redrawn:
                 epochs, partial = sizes_by_epoch(ranges, length, groups)
-                whole, others = whole + epochs, others + partial
+                complete, sizes = complete + epochs, sizes + partial
             else:
-                others.append(sizes_of(ranges, length, groups))
-        return whole, others
+                sizes.append(sizes_of(ranges, length, groups))
+        return complete, sizes

@@ -18,6 +18,10 @@ class FullBatch(InOrder):
     Equals the deterministic order with b = n. Rows are read in passes of `max_batch_size`, so that
     the shape of the program does not grow with the data.
 
+    >>> sampler = FullBatch(num_examples=10_000, epochs=5)
+    >>> sampler.num_steps, sampler.max_passes, sampler.padded_batch_size
+    (5, 3, 4096)
+
     Guarantees:
       * Each example takes part exactly once a step, and nothing is random: there is no
         amplification, and no seed need be kept secret.
@@ -69,7 +73,12 @@ class FullBatch(InOrder):
         return -(-self.num_examples // self.padded_batch_size)
 
     def plan(self, seed: int, epoch: int) -> EpochPlan:
-        """Returns the one step of an epoch: all rows, which need not be sorted by step."""
+        """Returns the one step of an epoch: all rows.
+
+        Args:
+          seed: Unused, as nothing is random.
+          epoch: Unused, as all epochs are equal.
+        """
         del seed, epoch
         n = self.num_examples
         return EpochPlan(np.array([0, n]), np.arange(n, dtype=np.int32))

@@ -1,12 +1,11 @@
-"""Multistage (episodic) batches: units within units, some drawn of each, without replacement.
+"""Multistage (episodic) batches: nested draws of units without replacement.
 
 Algorithm 1 of episodic training (Tombs, Kotevska, Young, "Privacy Amplification for Episodic
-Training Methods", CEUR Vol-3318, 2022): draw n_1 tasks, of each n_2 of its parts, ..., and at last
-n_L examples of each unit drawn. A draw costs O(batch), however many leaves the tree has.
+Training Methods", CEUR Vol-3318, 2022): draw n_1 tasks, n_2 parts of each task, ..., and finally
+n_L examples of each drawn unit. A draw costs O(batch), however many leaves the tree has.
 
 The tree is public. Under zeroing-out adjacency an example keeps its place in the tree and loses
-only its gradient; which partner or task it belongs to is not protected, nor how many examples that
-one has.
+only its gradient: neither an example's unit nor the size of a unit is protected.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from samplers.row_law import TreeDraws
 
 
 class Episode(NamedTuple):
-    """One step's draw, with its structure: fixed shapes, nothing padded."""
+    """Examples and units of one step, in fixed shapes without padding."""
 
     examples: np.ndarray
-    """In uniformly random order within each unit: int32[n_1, ..., n_L]."""
+    """Examples, in uniformly random order within each unit: int32[n_1, ..., n_L]."""
     units: tuple[np.ndarray, ...]
-    """The drawn units of level j = 1, ..., L-1, as numbered in the tree: int32[n_1, ..., n_j]."""
+    """Drawn units of level j = 1, ..., L-1, as numbered in the tree: int32[n_1, ..., n_j]."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +99,12 @@ class Multistage(EpisodeSampler):
 
     @property
     def clipped_shape(self) -> tuple[int, ...]:
-        """(n_{c+1}, ..., n_L): the draws below one clipped unit, level by level."""
+        """Draws below one clipped unit, level by level: (n_{c+1}, ..., n_L)."""
         return self.draws[self._clipped :]
 
     @property
     def expected_batch_size(self) -> float:
-        """Number of clipped gradients n_1 ... n_c, the divisor of their noisy sum."""
+        """Number of clipped gradients n_1 ... n_c, the sum's divisor."""
         return float(math.prod(self.draws[: self._clipped]))
 
     @property
@@ -117,7 +116,7 @@ class Multistage(EpisodeSampler):
         return self.protected_level or self.tree.num_levels
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the profile of the worst leaf: the sound bound, glued from two worst cases.
+        """Returns a sound bound: the worst leaf's profile.
 
         Not the published Theorem 3, which is not sound for sums. The first stages amplify little
         unless sigma is large against the number of examples drawn of a unit: the sum shows which
@@ -133,7 +132,12 @@ class Multistage(EpisodeSampler):
         return worst_leaf(noise_multiplier, self.steps, self.draws[:level], paths, clipped)
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
-        """Returns a warning where the sum shows which units were drawn."""
+        """Returns a warning where sums reveal the drawn units.
+
+        Args:
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+          delta: Unused.
+        """
         count = math.prod(self.draws[1 : min(self._clipped, self._protected)])
         if count == 1 or 2 * count <= noise_multiplier:
             return ()
@@ -146,12 +150,12 @@ class Multistage(EpisodeSampler):
         )
 
     def row_law(self) -> TreeDraws:
-        """Returns the law: draws without replacement at every level."""
+        """Returns the law of draws without replacement at every level."""
         sizes = np.array([self.padded_batch_size])
         return TreeDraws(epochs=self.steps, tree=self.tree, draws=self.draws, batch_sizes=sizes)
 
     def episode(self, seed: int, step: int) -> Episode:
-        """Draws one step with its structure, a pure function of its arguments in O(batch).
+        """Draws one step with its structure, in O(batch).
 
         Args:
           seed: The sampling secret, an integer >= 0 of any size.
@@ -162,6 +166,11 @@ class Multistage(EpisodeSampler):
         return Episode(tree.leaves[positions], units)
 
     def members(self, seed: int, step: int) -> np.ndarray:
-        """Draws who takes part in a step: int32[padded_batch_size], in the order of `EpochPlan`."""
+        """Draws the examples of a step: int32[padded_batch_size], as in `EpochPlan`.
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          step: Step, counted over the whole run.
+        """
         examples = self.episode(seed, step).examples.ravel()
         return examples if self.clipped_shape else np.sort(examples)

@@ -10,7 +10,7 @@ import numpy as np
 from samplers.shards import Shards
 
 CHUNK = 65_536
-"""Examples whose rows are drawn together, from one key: part of the definition of every draw."""
+"""Number of examples whose rows are drawn from one key; changing it changes every draw."""
 
 MAX_EXAMPLES = 2**31 - 1  # of a shard: indices are int32
 MAX_SHARDS = 2**15  # then products of L and n are below 2^63
@@ -37,18 +37,31 @@ class EpochPlan(NamedTuple):
     blocks are clipped as one (`BatchSampler.clipped_shape`)."""
 
     def members(self, step: int) -> np.ndarray:
-        """Returns who takes part in a step of the epoch: a view, int32[size]."""
+        """Returns a view of a step's examples: int32[size].
+
+        >>> EpochPlan(np.array([0, 2, 3]), np.array([4, 7, 5], np.int32)).members(0)
+        array([4, 7], dtype=int32)
+        """
         return self.examples[self.starts[step] : self.starts[step + 1]]
 
     def rows(self, of: range) -> Participations:
-        """Returns the entries of the examples `of`, in the order of the plan."""
+        """Returns the entries of the examples in a range.
+
+        >>> EpochPlan(np.array([0, 2, 3]), np.array([4, 7, 5])).rows(range(5, 8))
+        Participations(examples=array([7, 5]), steps=array([0, 1], dtype=int32))
+        """
         places = np.flatnonzero((self.examples >= of.start) & (self.examples < of.stop))
         steps = (np.searchsorted(self.starts, places, side="right") - 1).astype(np.int32)
         return Participations(self.examples[places], steps)
 
 
 def group(entries: Participations, num_groups: int) -> EpochPlan:
-    """Sorts entries, which come with ascending examples in each group, by group in linear time."""
+    """Sorts entries by group, in linear time.
+
+    Args:
+      entries: Entries with their groups as steps, each entry once; examples ascend in each group.
+      num_groups: Number of groups.
+    """
     from scipy.sparse import coo_array  # not needed for a cost
 
     # A sparse matrix in coordinate form turned into compressed rows is a counting sort in C.
@@ -62,8 +75,13 @@ def group(entries: Participations, num_groups: int) -> EpochPlan:
     return EpochPlan(rows.indptr.astype(np.int64), examples)
 
 
-def joined(plans: Sequence[EpochPlan], shards: Shards) -> EpochPlan:
-    """Returns the plan of all shards from each shard's own: step after step, shard after shard."""
+def join_plans(plans: Sequence[EpochPlan], shards: Shards) -> EpochPlan:
+    """Merges shards' plans: step after step, shard after shard.
+
+    Args:
+      plans: One plan per shard, with examples counted within the shard.
+      shards: Shards of the examples.
+    """
     if len(plans) == 1:
         return plans[0]
     starts = np.sum([plan.starts for plan in plans], axis=0)
@@ -78,16 +96,24 @@ def joined(plans: Sequence[EpochPlan], shards: Shards) -> EpochPlan:
 
 
 def example_dtype(num_examples: int) -> type[np.signedinteger]:
-    """Returns the type of examples' numbers: int32, or int64 where there are more than 2^31 - 1."""
+    """Returns the dtype of example indices: int32, int64 above 2^31 - 1.
+
+    >>> example_dtype(2**31).__name__
+    'int64'
+    """
     return np.int32 if num_examples <= MAX_EXAMPLES else np.int64
 
 
 def chunk_ranges(size: int) -> list[range]:
-    """Returns `size` examples as chunks of `CHUNK`; the last one may be smaller."""
+    """Splits `size` examples into chunks of at most `CHUNK`.
+
+    >>> chunk_ranges(70_000)
+    [range(0, 65536), range(65536, 70000)]
+    """
     return [range(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK)]
 
 
 def check_steps(num_steps: int) -> None:
-    """Raises ValueError if a run has more steps than can be counted."""
+    """Raises ValueError if a run has over 2^31 - 1 steps."""
     if num_steps > MAX_STEPS:
         raise ValueError(f"a run has at most 2^31 - 1 steps, got {num_steps}")

@@ -26,6 +26,10 @@ class Poisson(VariableBatchSampler):
       * The entries of the participation matrix are independent and equal to 1 with probability c q
         in the steps of an example's group, which are all steps where c = 1, and 0 in others.
       * A batch has a Binomial(n, q) number of examples where c = 1; it may be empty.
+
+    >>> sampler = Poisson(num_examples=50_000, batch_size=500, epochs=2)
+    >>> sampler.num_steps, sampler.sampling_prob
+    (200, 0.01)
     """
 
     def __post_init__(self) -> None:
@@ -38,31 +42,36 @@ class Poisson(VariableBatchSampler):
 
     @property
     def sampling_prob(self) -> float:
-        """Probability c q = c b / n that an example takes part in a step of its group."""
+        """Probability c b / n of an example in its group's steps."""
         return self.cycle_length * self.batch_size / self.num_examples
 
     def privacy_of(
         self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
     ) -> PrivacyProfile:
-        """Returns the profile of the steps of an example's group in all attempts.
+        """Returns the profile of one group's steps in all attempts.
 
         The largest group of each attempt counts where an example may change its group.
+
+        Args:
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+          attempts: Steps that each attempt releases.
+          same_rows: Whether an example keeps its group in all attempts.
         """
         ranges = check_attempts(attempts, self.num_steps)
-        each = [
+        group_steps = [
             releases(sizes_of(steps, self.steps_per_epoch, self.cycle_length)) for steps in ranges
         ]
         if same_rows:
-            return self._profile_of(noise_multiplier, int(np.sum(each, axis=0).max()))
-        most, least = sum(int(n.max()) for n in each), sum(int(n.min()) for n in each)
+            return self._profile_of(noise_multiplier, int(np.sum(group_steps, axis=0).max()))
+        most, least = sum(int(n.max()) for n in group_steps), sum(int(n.min()) for n in group_steps)
         upper = self._profile_of(noise_multiplier, most)
-        least = max(least, *(int(n.max()) for n in each))
+        least = max(least, *(int(n.max()) for n in group_steps))
         if least == most:
             return upper
         return UpperEnd(upper, self._profile_of(noise_multiplier, least))
 
     def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:
-        """Returns the attempts: steps are drawn one by one; of groups, whole epochs alone count."""
+        """Returns the attempts; with groups, extended to whole epochs."""
         if self.cycle_length > 1:  # a choice of ends may give one group more steps
             return super().as_entered(attempts)
         return check_attempts(attempts, self.num_steps)
@@ -75,7 +84,13 @@ class Poisson(VariableBatchSampler):
     def truncated(
         self, noise_multiplier: float, max_batch_size: int, steps: int | None = None
     ) -> TruncatedProfile:
-        """Returns the cost of `steps` of a group where batches are cut; by default of all."""
+        """Returns the cost with batches cut to `max_batch_size`.
+
+        Args:
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+          max_batch_size: Largest number B of examples of a shard's part of a batch.
+          steps: Number of steps of one group. Default: all T E / c.
+        """
         steps = self.num_steps // self.cycle_length if steps is None else steps
         profile, cap = self._untruncated(noise_multiplier, steps), self.cap(max_batch_size)
         return truncated_steps(profile, cap, steps, noise_multiplier, exact=True)
@@ -95,7 +110,7 @@ class Poisson(VariableBatchSampler):
         return PoissonProfile(noise_multiplier, self.sampling_prob, steps)
 
     def row_law(self) -> IndependentRows:
-        """Returns the law: all entries of a group's examples and steps are independent."""
+        """Returns the law of independent entries within groups."""
         return IndependentRows(
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
@@ -105,7 +120,13 @@ class Poisson(VariableBatchSampler):
         )
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Draws the rows of one chunk: its (step, example) pairs are independent trials."""
+        """Draws the rows of one chunk by independent trials.
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          epoch: Epoch, counted from 0.
+          chunk: Chunk of `CHUNK` examples, counted from 0.
+        """
         rows = self.chunk_range(chunk)
         rate = exponential_rate(
             1 - Fraction(self.cycle_length * self.batch_size, self.num_examples)

@@ -1,7 +1,7 @@
-"""The data that a sampler draws from: how many rows, and what each of them is.
+"""Public facts about the rows that a sampler draws from: their number and their unit.
 
 Rows are examples unless the data are of the type `UnitData`, made by `Contributions.of_users`,
-`Contributions.of_examples` or `UnitData.of_tree`: the unit of a guarantee is read from them.
+`Contributions.of_examples` or `UnitData.of_tree`: its population decides the protected unit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Population:
       row: Meaning of one row: an example, or all data of one user, clipped as one.
       max_contributions: Most examples of one user among rows that are examples; None if unknown.
       num_users: Number of users among rows that are examples; None if unknown.
-      tree: Units within units, with the rows as leaves, or the shape of such a tree.
+      tree: Tree of nested units with the rows as leaves, or its shape; None for rows without units.
     """
 
     num_examples: int
@@ -32,13 +32,22 @@ class Population:
 
 
 class UnitData(NamedTuple):
-    """Training data that say what their rows are; all other data have examples as rows."""
+    """Training data with the unit of their rows; plain data have examples as rows."""
 
     columns: Any
-    """The rows: a pytree of arrays with one leading row each, `population.num_examples` in all."""
+    """Pytree of arrays, each with `population.num_examples` rows in its leading axis."""
     population: Population
 
     @classmethod
     def of_tree(cls, tree: UnitTree, columns: Any) -> UnitData:
-        """Returns data whose rows are the leaves of `tree`: columns with a row for each leaf."""
+        """Returns data whose rows are leaves of `tree`.
+
+        >>> tree = UnitTree.from_columns({"shop": ["a", "a", "b"]})
+        >>> UnitData.of_tree(tree, {"x": [1, 2, 3]}).population.num_examples
+        3
+
+        Args:
+          tree: Tree of units, with one leaf per row.
+          columns: Pytree of arrays with one row per leaf.
+        """
         return cls(columns, Population(tree.num_leaves, tree=tree))

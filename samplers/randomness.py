@@ -1,8 +1,8 @@
 """Uniform integers, permutations and Bernoulli successes as pure functions of a secret key.
 
-Expanded by SHAKE-256, by integer operations and correctly rounded arithmetic alone: a key gives the
-same draw on every machine and in every version. Laws are exact, or their distance from exact is
-stated: docs/explanation/exact-draws-from-a-seed.md.
+Keys are expanded by SHAKE-256, with integer operations and correctly rounded arithmetic alone: a
+key gives the same draw on every machine and in every version. Distributions are exact, or their
+distance from exact is stated: docs/explanation/exact-draws-from-a-seed.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ _MAX_UINT64 = (1 << 64) - 1
 
 
 def check_seed(seed: int) -> int:
-    """Returns `seed` as an int, or raises ValueError, without showing it, if it is not one >= 0."""
+    """Returns `seed` as an int >= 0.
+
+    Raises:
+      ValueError: If `seed` is negative or no integer; the message does not show it.
+    """
     try:
         seed = operator.index(seed)
     except TypeError:
@@ -78,12 +82,12 @@ class Key:
 
 
 def uniform_integers(key: Key, high: int, count: int) -> np.ndarray:
-    """Draws `count` independent integers, exactly uniform on {0, ..., high - 1}.
+    """Draws integers, exactly uniform on {0, ..., high - 1}.
 
     Args:
-      key: Where the bits come from.
+      key: Source of the random bits.
       high: Number of values, 1 <= high <= 2^31.
-      count: How many to draw.
+      count: Number of independent draws.
 
     Returns:
       int32[count].
@@ -103,9 +107,14 @@ def uniform_integers(key: Key, high: int, count: int) -> np.ndarray:
 
 
 def uniform_permutation(key: Key, count: int) -> np.ndarray:
-    """Draws an exactly uniform permutation of {0, ..., count - 1}: the order of 64-bit sort keys.
+    """Draws an exactly uniform permutation of {0, ..., count - 1}.
 
-    Equal keys (probability below count^2 / 2^65) are drawn again.
+    The order of random 64-bit sort keys; equal ones (probability below count^2 / 2^65) are drawn
+    again.
+
+    Args:
+      key: Source of the random bits.
+      count: Number of items.
 
     Returns:
       int64[count].
@@ -121,12 +130,13 @@ def uniform_permutation(key: Key, count: int) -> np.ndarray:
 
 
 def bernoulli_successes(key: Key, rate: float, length: int) -> np.ndarray:
-    """Draws which of `length` independent trials succeed, each with probability 1 - exp(-rate).
+    """Draws the successes of independent trials, in ascending order.
 
-    The gaps between successes are geometric, each P(gap > k) within 2^-50 of exp(-rate)^k.
+    Each trial succeeds with probability 1 - exp(-rate). The gaps between successes are geometric,
+    each P(gap > k) within 2^-50 of exp(-rate)^k.
 
     Args:
-      key: Where the bits come from.
+      key: Source of the random bits.
       rate: -log(1 - q) for a success probability q in (0, 1]; infinite for q = 1.
       length: Number of trials, 0 <= length < 2^52.
 
@@ -147,9 +157,12 @@ def bernoulli_successes(key: Key, rate: float, length: int) -> np.ndarray:
 
 
 def exponential_rate(kept: Fraction) -> float:
-    """Returns -log(`kept`), the rate at which a trial fails with probability `kept` in [0, 1].
+    """Returns -log(`kept`), for a failure probability in [0, 1].
 
-    In decimal arithmetic of 50 digits: the same float on every machine, and right near 1.
+    In decimal arithmetic of 50 digits: the same float on every machine, and accurate near 1.
+
+    >>> exponential_rate(Fraction(1, 2))
+    0.6931471805599453
     """
     with localcontext() as context:
         context.prec = 50

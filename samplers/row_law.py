@@ -1,7 +1,7 @@
-"""The law of the participation matrix by its rows, stated beside its draws.
+"""Laws of the participation matrix, which audits test a sampler's draws against.
 
-An audit compares draws with it, at the run's own size: how often a row takes part, and how rows,
-steps and epochs depend on each other. Proofs: docs/explanation/laws-of-participation.md.
+A law states how often a row takes part, and how rows, steps and epochs depend on each other.
+Proofs: docs/explanation/laws-of-participation.md.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ L = TypeVar("L", bound="_Orders")
 class RowLaw(abc.ABC):
     """The law of X in {0,1}^(examples x steps), where x_it = 1 if example i is in batch t.
 
-    Every law states this, too: within a step the entries of rows of different outermost units (of
-    all rows, where there are no `units`) are *negatively associated*, as independent ones are.
+    In every law, the entries of one step are *negatively associated* across outermost units (across
+    all rows, where there are no `units`), as independent entries are.
 
     Attributes:
-      steps_per_epoch: T.
-      epochs: E.
+      steps_per_epoch: Number T of steps of one epoch.
+      epochs: Number E of epochs.
       once: True if each example takes part in exactly one step of an epoch; else an epoch's steps
         are independent.
-      redrawn: True if epochs are independent; else they are all alike.
+      redrawn: True if epochs are independent; else all epochs are equal.
       independent: True if rows are independent.
       certain: True if nothing is random.
       any_order: True if the privacy cost holds for any assignment of examples to steps.
-      batch_sizes: Rows of each batch of an epoch, int64[T]; None where they are random.
+      batch_sizes: Rows of each batch of an epoch, int64[T]; None if they are random.
       leaf_probability: Probability with which each example of a drawn innermost unit takes part,
-        independently; None where a fixed number does.
-      cycle_length: c: example i takes part in steps t = i mod c alone.
+        independently; None if a fixed number of them does.
+      cycle_length: Period c of cyclic sampling: example i takes part in steps t = i mod c alone.
     """
 
     steps_per_epoch: int
@@ -56,62 +56,72 @@ class RowLaw(abc.ABC):
 
     @property
     def units(self) -> np.ndarray | None:
-        """The units that each example lies in, outermost first: int32[levels, n]; None if none."""
+        """Units of each example, outermost first: int32[levels, n], or None."""
         return None
 
     @property
     def most_units(self) -> tuple[int, ...]:
-        """Most units of each level of `units` in a batch."""
+        """Largest number of units in a batch, level by level."""
         return ()
 
     @property
     def unit_rates(self) -> tuple[np.ndarray, ...]:
-        """Probability with which a step draws each unit of each level of `units`."""
+        """Probability of each unit in a step, level by level."""
         return ()
 
     @abc.abstractmethod
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
-        """Returns Pr[x_it = 1] for examples i and steps t of an epoch, which are broadcast."""
+        """Returns Pr[x_it = 1], by broadcasting.
+
+        Args:
+          examples: Examples i: integers of any shape.
+          steps: Steps t of an epoch: integers of any shape that broadcasts with `examples`.
+        """
 
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns Pr[x_it = x_jt = 1] for different examples i and j, broadcast with steps.
+        """Returns Pr[x_it = x_jt = 1], by broadcasting.
 
-        By default the product of both rates, as of independent or certain entries.
+        By default the product of both rates, which holds for independent or certain entries.
+
+        Args:
+          first: Examples i: integers of any shape.
+          second: Examples j, different from i.
+          steps: Steps t of an epoch.
         """
         return np.asarray(self.rate(first, steps) * self.rate(second, steps))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IndependentRows(RowLaw):
-    """All rows are independent, and take part in each step of theirs with one probability.
+    """Independent rows with one participation probability.
 
     Attributes:
-      probability: Probability of each entry that may be 1.
+      probability: Probability of an entry in a step of the example's group.
     """
 
     probability: float
     independent: bool = True
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
-        """Returns the probability in the steps of an example's group, else 0."""
+        """Returns `probability` in steps of the example's group, else 0."""
         if self.cycle_length == 1:
             return np.asarray(self.probability)
-        own = (np.asarray(examples) - steps) % self.cycle_length == 0
-        return np.where(own, self.probability, 0.0)
+        in_group = (np.asarray(examples) - steps) % self.cycle_length == 0
+        return np.where(in_group, self.probability, 0.0)
 
     def folded(self) -> IndependentRows:
-        """Returns the law of an example's steps within its group, without groups."""
+        """Returns the law of one group's steps, without cycles."""
         length = self.steps_per_epoch // self.cycle_length
         return dataclasses.replace(self, steps_per_epoch=length, cycle_length=1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Orders(RowLaw):
-    """In every epoch step t has the examples t b to (t + 1) b - 1 of some order of all shards.
+    """In every epoch step t has the examples t b to (t + 1) b - 1 of an order of all shards.
 
     Attributes:
-      batch_size: b.
-      shards: Of the examples.
+      batch_size: Batch size b.
+      shards: Shards of the examples.
     """
 
     batch_size: int
@@ -121,7 +131,16 @@ class _Orders(RowLaw):
 
     @classmethod
     def of_size(cls: type[L], shards: Shards, batch_size: int, epochs: int, **rest: Any) -> L:
-        """Returns the law of batches of this size; the last one may be smaller."""
+        """Returns the law of batches of one size.
+
+        The last batch of an epoch may be smaller.
+
+        Args:
+          shards: Shards of the examples.
+          batch_size: Batch size b.
+          epochs: Number E of epochs.
+          **rest: Other fields of the law.
+        """
         starts = np.arange(0, shards.num_examples, batch_size, dtype=np.int64)
         sizes = np.minimum(batch_size, shards.num_examples - starts)
         sized: dict[str, Any] = {"batch_size": batch_size, "batch_sizes": sizes, **rest}
@@ -133,17 +152,31 @@ class RandomOrders(_Orders):
     """Each shard's examples come in an independent uniform order, and shards in turn."""
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
-        """Returns the share of the example's shard that is in the step's batch."""
-        shards = self.shards.of(examples)
+        """Returns the batch's share of the example's shard.
+
+        Args:
+          examples: Examples i: integers of any shape.
+          steps: Steps t of an epoch: integers of any shape that broadcasts with `examples`.
+        """
+        shards = self.shards.shard_of(examples)
         return self._taken(shards, steps) / self.shards.size(shards)
 
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns s (s - 1) / (n (n - 1)) of s of a shard's n rows; of two shards the product."""
-        shards, taken = self.shards.of(first), self._taken(self.shards.of(first), steps)
-        others = np.maximum(1, self.shards.size(shards) - 1)
-        within = self.rate(first, steps) * (taken - 1) / others
+        """Returns Pr[x_it = x_jt = 1].
+
+        Within one shard, s (s - 1) / (n (n - 1)) for s of its n rows in the batch; across two
+        shards, the product of both rates.
+
+        Args:
+          first: Examples i: integers of any shape.
+          second: Examples j, different from i.
+          steps: Steps t of an epoch.
+        """
+        shards, taken = self.shards.shard_of(first), self._taken(self.shards.shard_of(first), steps)
+        num_partners = np.maximum(1, self.shards.size(shards) - 1)
+        within = self.rate(first, steps) * (taken - 1) / num_partners
         across = self.rate(first, steps) * self.rate(second, steps)
-        return np.where(shards == self.shards.of(second), within, across)
+        return np.where(shards == self.shards.shard_of(second), within, across)
 
     def _taken(self, shards: Any, steps: Any) -> Any:
         start = np.asarray(steps, np.int64) * self.batch_size
@@ -161,9 +194,9 @@ class KnownOrder(_Orders):
     any_order: bool = True
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
-        """Returns 1 in an example's own step, else 0."""
-        own = self.shards.in_turn(np.asarray(examples)) // self.batch_size
-        return (own == steps).astype(np.float64)
+        """Returns 1 in the example's step, else 0."""
+        example_steps = self.shards.in_turn(np.asarray(examples)) // self.batch_size
+        return (example_steps == steps).astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -171,9 +204,9 @@ class TreeDraws(RowLaw):
     """Every step draws down a tree of units independently, without replacement.
 
     Attributes:
-      tree: Of the examples.
-      draws: Number of children drawn of each drawn unit, the outermost first; of the leaves, too,
-        where there is no `leaf_probability`.
+      tree: Tree of units, with the examples as leaves.
+      draws: Number of children drawn of each drawn unit, the outermost first; the last entry
+        counts leaves if `leaf_probability` is None.
     """
 
     tree: UnitTree | TreeShape
@@ -183,7 +216,7 @@ class TreeDraws(RowLaw):
 
     @cached_property
     def units(self) -> np.ndarray | None:
-        """The units that each example lies in, outermost first: int32[levels, n]; None if none."""
+        """Units of each example, outermost first: int32[levels, n], or None."""
         tree = self._tree
         levels: list[np.ndarray] = []
         for level in range(tree.num_levels - 1):
@@ -193,28 +226,30 @@ class TreeDraws(RowLaw):
         by_position = [np.repeat(above, tree.sizes(tree.num_levels - 1)) for above in levels]
         if not by_position:
             return None
-        found = np.empty((len(levels), tree.num_leaves), np.int32)
-        found[:, tree.leaves] = by_position
-        return found
+        units = np.empty((len(levels), tree.num_leaves), np.int32)
+        units[:, tree.leaves] = by_position
+        return units
 
     @property
     def most_units(self) -> tuple[int, ...]:
-        """Most units of each level of `units` in a batch."""
+        """Largest number of units in a batch, level by level."""
         return tuple(math.prod(self.draws[: level + 1]) for level in range(self._levels - 1))
 
     @cached_property
     def unit_rates(self) -> tuple[np.ndarray, ...]:
-        """Probability with which a step draws each unit of each level of `units`."""
-        found = [np.ones(1)]
+        """Probability of each unit in a step, level by level."""
+        rates = [np.ones(1)]
         for level in range(self._levels - 1):
             size = self._sizes[level]
-            found.append(np.repeat(found[-1] * self._alone(level, size), size.astype(np.int64)))
-        return tuple(found[1:])
+            rates.append(np.repeat(rates[-1] * self._alone(level, size), size.astype(np.int64)))
+        return tuple(rates[1:])
 
     @property
     def _tree(self) -> UnitTree:
         if isinstance(self.tree, TreeShape):
-            raise ValueError("only the shape of the tree is known: of no example is known its unit")
+            raise ValueError(
+                f"tree={self.tree!r} is a shape, which has no units of examples: pass a UnitTree"
+            )
         return self.tree
 
     @property
@@ -226,33 +261,46 @@ class TreeDraws(RowLaw):
         return [self._tree.sizes(level).astype(np.float64) for level in range(self._levels)]
 
     def _children(self, examples: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Returns, level by level, how many children the unit above has, and which one it is."""
+        """Returns, level by level, the parent's number of children and the child on the path."""
         units = self.units
         path = [np.zeros_like(examples), *([] if units is None else units[:, examples]), examples]
         return [size[above] for size, above in zip(self._sizes, path, strict=False)], path[1:]
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
-        """Returns the product, over the levels, of how many are drawn of how many."""
+        """Returns the product of the levels' drawn shares.
+
+        Args:
+          examples: Examples i: integers of any shape.
+          steps: Unused, as all steps have one law.
+        """
         sizes, _ = self._children(np.asarray(examples))
-        found = np.ones(np.shape(examples))
+        probability = np.ones(np.shape(examples))
         for level, size in enumerate(sizes):
-            found = found * self._alone(level, size)
-        return found
+            probability = probability * self._alone(level, size)
+        return probability
 
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns the product, over the levels, of how likely both are drawn of those above."""
-        (sizes, one), (others, two) = (self._children(np.asarray(i)) for i in (first, second))
-        found, same = np.ones(np.shape(first)), np.ones(np.shape(first), bool)
+        """Returns the product of the levels' probabilities to draw both.
+
+        Args:
+          first: Examples i: integers of any shape.
+          second: Examples j, different from i.
+          steps: Unused, as all steps have one law.
+        """
+        (sizes, path), (second_sizes, second_path) = (
+            self._children(np.asarray(i)) for i in (first, second)
+        )
+        probability, same = np.ones(np.shape(first)), np.ones(np.shape(first), bool)
         for level in range(self._levels):
-            here, there = self._alone(level, sizes[level]), self._alone(level, others[level])
-            both = here * there  # of different units, or each leaf by itself
+            rate = self._alone(level, sizes[level])
+            pair_rate = rate * self._alone(level, second_sizes[level])  # independent children
             if level < len(self.draws):
-                of_one_unit = here * (self.draws[level] - 1) / np.maximum(1.0, sizes[level] - 1)
-                both = np.where(same, of_one_unit, both)
-            still = same & (one[level] == two[level])
-            found = found * np.where(still, here, both)
-            same = still
-        return found
+                siblings = rate * (self.draws[level] - 1) / np.maximum(1.0, sizes[level] - 1)
+                pair_rate = np.where(same, siblings, pair_rate)
+            same_child = same & (path[level] == second_path[level])
+            probability = probability * np.where(same_child, rate, pair_rate)
+            same = same_child
+        return probability
 
     def _alone(self, level: int, size: np.ndarray) -> np.ndarray:
         if level < len(self.draws):

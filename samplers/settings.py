@@ -1,8 +1,8 @@
-"""Samplers as a run names them, before its data are known: by name, with settings.
+"""Settings of samplers: a sampler's name and fields, before the data are known.
 
-The settings of a sampler are its dataclass's fields, less those that the data give (the fields of
-`Population`) and the run's delta. So a new sampler has settings, on the command line as well, by
-being in `KINDS`; one from outside the package by its name, "module:QualName".
+The settings of a sampler are the fields of its dataclass, except the fields of `Population` and
+`target_delta`, which the data and the run give. A sampler in `KINDS` has settings and options on
+the command line; a sampler of another package is named "module:QualName".
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ KINDS: tuple[type[BatchSampler], ...] = (
     UnitsThenPoisson,
     UserPoisson,
 )
-"""The samplers of this package: the one list that commands, runs and ledgers go by."""
+"""Samplers of this package, which commands, runs and ledgers know by name."""
 
 DEFAULTS = {"batch_size": 1024, "epochs": 10}
-"""Defaults of the settings; samplers themselves are given sizes."""
+"""Default sizes of settings; sampler classes have no default size."""
 
 _OF_DATA = {field.name for field in dataclasses.fields(Population)}
 
 
 class UnknownSampler(ValueError):
-    """The name of no sampler that this process has."""
+    """Error of a name that no sampler of this process has."""
 
 
 def name_of(kind: type[BatchSampler]) -> str:
-    """Returns the name by which records know a sampler, from which `kind_of` returns it.
+    """Returns a sampler's name in records; `kind_of` inverts it.
 
     >>> name_of(BallsAndBins)
     'balls-and-bins'
@@ -63,12 +63,15 @@ _BY_NAME = {name_of(kind): kind for kind in KINDS}
 
 
 def kind_of(name: str, *, execute: bool = False) -> type[BatchSampler]:
-    """Returns the sampler of that name: of this package, or "module:QualName" of another module.
+    """Returns the sampler class of a name.
+
+    >>> kind_of("poisson").__name__
+    'Poisson'
 
     Args:
-      name: From `name_of`.
-      execute: Whether to import that module, which executes its code. Without it, as where
-        other users' files are read, only modules that are imported already are looked at.
+      name: Name of this package's sampler, or "module:QualName" (see `name_of`).
+      execute: Whether to import that module, which executes its code. Leave it False for names from
+        other users' files: then only modules that are imported already are searched.
 
     Raises:
       UnknownSampler: If there is none.
@@ -86,24 +89,24 @@ def kind_of(name: str, *, execute: bool = False) -> type[BatchSampler]:
             raise UnknownSampler(
                 f"the module of the sampler {name!a:.60} cannot be imported: {reason}"
             ) from error
-    found: Any = sys.modules.get(module)
-    if found is None:
+    target: Any = sys.modules.get(module)
+    if target is None:
         raise UnknownSampler(
-            f"the sampler {name!a:.60} is not of this package, and its module, whose code would "
-            "be executed, is not imported here: import it first, if you trust it"
+            f"the module of the sampler {name!a:.60} is not imported: if you trust its code, "
+            "import it first"
         )
-    for part in qualified.split("."):
-        found = getattr(found, part, None)
-    if not (isinstance(found, type) and issubclass(found, BatchSampler)):
+    for attribute in qualified.split("."):
+        target = getattr(target, attribute, None)
+    if not (isinstance(target, type) and issubclass(target, BatchSampler)):
         raise UnknownSampler(f"the module {module!a:.60} has no sampler {qualified!a:.60}")
-    return found
+    return target
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplerSettings(Record):
-    """Settings of a run's sampler. `settings_of` makes the type that a sampler's settings have.
+    """Settings of a run's sampler, of the type that `settings_of` returns.
 
-    Sizes that are None are left open: a run chooses them, see `open_sizes`; else `DEFAULTS` hold.
+    A size of None is open (see `open_sizes`): the run chooses it, or `DEFAULTS` hold.
 
     >>> settings_of(BallsAndBins)(batch_size=10, assignment="fixed").build(Population(100))
     ... # doctest: +ELLIPSIS
@@ -118,14 +121,14 @@ class SamplerSettings(Record):
         return _rebuilt, (type(self).sampler, fields)
 
     def build(self, population: Population, target_delta: float | None = None) -> BatchSampler:
-        """Returns the sampler of these data.
+        """Builds the sampler for the data.
 
         Args:
-          population: What it draws from.
+          population: Public facts of the rows that the sampler draws from.
           target_delta: Delta of the guarantee, for samplers that choose a size by it.
 
         Raises:
-          ValueError: If the data have not what it draws, or cannot be drawn so.
+          ValueError: If the data lack units that the sampler needs, or do not fit its sizes.
         """
         chosen = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         chosen |= {name: DEFAULTS[name] for name in self.open_sizes()}
@@ -135,12 +138,12 @@ class SamplerSettings(Record):
                 f"batch_size is {size} by default, which is more than the {n} training examples: "
                 "give a smaller one"
             )
-        given = {**vars(population), "target_delta": target_delta}
+        data_values = {**vars(population), "target_delta": target_delta}
         for field in _fields(self.sampler):
-            if field.name in given:
-                chosen[field.name] = given[field.name]
+            if field.name in data_values:
+                chosen[field.name] = data_values[field.name]
                 needed = field.name in _OF_DATA and field.default is dataclasses.MISSING
-                if given[field.name] is None and needed:
+                if data_values[field.name] is None and needed:
                     raise ValueError(
                         f"the sampler {self.name} needs {field.name}, which these data have not: "
                         f"{_NEEDS[field.name]}"
@@ -148,12 +151,12 @@ class SamplerSettings(Record):
         return self.sampler(**chosen)
 
     def num_units(self, population: Population) -> int:
-        """Returns the `BatchSampler.num_units` of the sampler of these data, whatever its sizes."""
+        """Returns the number of protected units in the data."""
         users = population.num_users if "num_users" in self.of_data() else None
         return users or population.num_examples
 
     def open_sizes(self) -> list[str]:
-        """Returns the names of the sizes that are left open.
+        """Returns the names of sizes that are None.
 
         >>> settings_of(Shuffle)(epochs=3).open_sizes()
         ['batch_size']
@@ -162,7 +165,7 @@ class SamplerSettings(Record):
         return [name for name in names if getattr(self, name) is None]
 
     def check_sizes(self, num_examples: int) -> None:
-        """Raises ValueError for sizes that no sampler of so many examples can have."""
+        """Raises ValueError if `batch_size` exceeds the data."""
         size = getattr(self, "batch_size", None)
         if size is not None and size > num_examples:
             raise ValueError(
@@ -171,11 +174,19 @@ class SamplerSettings(Record):
 
     @classmethod
     def of_data(cls) -> set[str]:
-        """Returns the fields of the sampler that the data give."""
+        """Returns the names of fields that the data give.
+
+        >>> sorted(settings_of(UserPoisson).of_data())
+        ['max_contributions', 'num_examples', 'num_users']
+        """
         return {field.name for field in _fields(cls.sampler)} & _OF_DATA
 
     def record(self) -> dict[str, Any]:
-        """Returns the settings as JSON values, with the sampler's name."""
+        """Returns the sampler's name and settings as JSON values.
+
+        >>> settings_of(Deterministic)(batch_size=8).record()
+        {'name': 'deterministic', 'batch_size': 8, 'epochs': None, 'num_shards': 1}
+        """
         return {"name": self.name, **dataclasses.asdict(self)}
 
 
@@ -195,7 +206,7 @@ def _fields(kind: type[BatchSampler]) -> list[dataclasses.Field]:
 
 @functools.cache
 def settings_of(kind: type[BatchSampler]) -> type[Any]:
-    """Returns the type of a sampler's settings, a frozen dataclass.
+    """Returns the frozen dataclass of a sampler's settings.
 
     >>> settings_of(Shuffle)()
     Shuffle(batch_size=None, epochs=None, num_shards=1, order='redrawn')
@@ -213,7 +224,7 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
             if field.name in DEFAULTS:
                 hint, default = hint | None, None
             elif field.name == "steps":
-                default = dataclasses.MISSING  # to be said, as no other length is right
+                default = dataclasses.MISSING  # required: no default length is right
             fields.append((field.name, hint, dataclasses.field(default=default)))
     fields.sort(key=lambda field: field[2].default is not dataclasses.MISSING)
     summary = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]

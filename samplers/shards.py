@@ -17,8 +17,8 @@ class Shards:
     (docs/explanation/laws-of-participation.md).
 
     Attributes:
-      num_examples: n.
-      num_shards: L, at most n.
+      num_examples: Number n of examples.
+      num_shards: Number L of shards, at most n.
 
     >>> shards = Shards(10, 4)
     >>> [shards.examples(l) for l in range(4)]
@@ -41,34 +41,58 @@ class Shards:
         start, stop = ((shard + k) * self.num_examples // self.num_shards for k in (0, 1))
         return range(start, stop)
 
-    def of(self, examples: Any) -> Any:
-        """Returns the shards of examples: int64."""
-        after = np.asarray(examples, np.int64) + 1
-        return (after * self.num_shards - 1) // self.num_examples
+    def shard_of(self, examples: Any) -> Any:
+        """Returns the shard index of each example: int64.
+
+        >>> Shards(10, 4).shard_of([1, 2, 9])
+        array([0, 1, 3])
+        """
+        numbers = np.asarray(examples, np.int64) + 1
+        return (numbers * self.num_shards - 1) // self.num_examples
 
     def in_turn(self, examples: Any) -> Any:
         """Returns the places of examples in the order in turn: int64."""
-        shards = self.of(examples)
+        shards = self.shard_of(examples)
         return (examples - self._start(shards)) * self.num_shards + self._rank(shards)
 
     def size(self, shards: Any) -> Any:
-        """Returns how many examples shards have: int64."""
+        """Returns the number of examples of each shard: int64."""
         return self._start(shards + 1) - self._start(shards)
 
     def starts_in(self, shards: Any, places: Any) -> Any:
-        """Returns how many examples of shards come before these places in turn: int64."""
+        """Returns the number of a shard's examples before a place in turn.
+
+        Args:
+          shards: Shard indices: integers of any shape.
+          places: Places in the order in turn: integers of any shape that broadcasts with `shards`.
+
+        Returns:
+          int64 of the common shape.
+        """
         return np.clip(-((self._rank(shards) - places) // self.num_shards), 0, self.size(shards))
 
     def batch_starts(self, shard: int, batch_size: int, steps: int) -> np.ndarray:
-        """Returns where a shard's parts of batches, b after b in turn, begin: int64[steps + 1]."""
+        """Returns the first example of each batch within a shard.
+
+        >>> Shards(10, 4).batch_starts(shard=1, batch_size=4, steps=3)
+        array([0, 1, 2, 3])
+
+        Args:
+          shard: Index of the shard.
+          batch_size: Number b of examples that a batch takes, in turn.
+          steps: Number of batches.
+
+        Returns:
+          int64[steps + 1], counted within the shard; the last entry ends the last batch.
+        """
         return self.starts_in(shard, np.arange(steps + 1, dtype=np.int64) * batch_size)
 
     def _start(self, shards: Any) -> Any:
         return shards * self.num_examples // self.num_shards
 
     def _rank(self, shards: Any) -> Any:
-        """Returns the place of shards in a round: those that have one example more come first."""
-        more = self.num_examples % self.num_shards
-        before = shards * more // self.num_shards  # shards before, of those
-        larger = (shards + 1) * more // self.num_shards > before
-        return np.where(larger, before, more + shards - before)
+        """Returns the place of shards in a round: shards with one example more come first."""
+        num_larger = self.num_examples % self.num_shards
+        preceding = shards * num_larger // self.num_shards  # larger shards before each shard
+        is_larger = (shards + 1) * num_larger // self.num_shards > preceding
+        return np.where(is_larger, preceding, num_larger + shards - preceding)

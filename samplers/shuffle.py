@@ -1,4 +1,4 @@
-"""Batches of a uniformly shuffled data set: what most training does, and the hardest to account.
+"""Batches of a uniformly shuffled data set: common in training, and hardest to account for.
 
 Its cost is not Poisson's: docs/explanation/why-shuffling-is-not-poisson.md.
 """
@@ -36,8 +36,8 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
       * Each example takes part exactly once an epoch.
       * Every order of a shard's examples is equally likely, and independent of other shards' and,
         where `order` is "redrawn", of every other epoch's.
-      * A batch has floor(b / L) to ceil(b / L) examples of each of the L shards, an epoch's last
-        ones apart; how many they are is no chance.
+      * A batch has floor(b / L) to ceil(b / L) examples of each of the L shards, except the last
+        batches of an epoch; these numbers are not random.
 
     Attributes:
       order: redrawn: a new order in every epoch; fixed: one order for all epochs (costs more).
@@ -50,10 +50,10 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
     counts_epochs = True
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns two-sided bounds; no tight accounting of shuffling is known, nor is it Poisson's.
+        """Returns two-sided bounds; no tight accounting is known.
 
-        Upper: a known order. Lower: pairs of neighbouring data sets. Proof:
-        docs/explanation/lower-bounds-for-shuffled-batches.md.
+        The cost is not Poisson's. Upper: a known order. Lower: pairs of neighbouring data sets.
+        Proof: docs/explanation/lower-bounds-for-shuffled-batches.md.
 
         Source: L. Chua et al., How Private are DP-SGD Implementations? (ICML 2024), section 4; for
         several epochs Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024).
@@ -63,23 +63,28 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
     def privacy_of(
         self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
     ) -> PrivacyProfile:
-        """Returns two-sided bounds on all draws, with the batches that attempts release of each.
+        """Returns two-sided bounds on all draws' released batches.
 
         Upper: an example that takes part in each draw as often as any may. Lower: balls-and-bins
         whose bins are no likelier than batches.
+
+        Args:
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+          attempts: Steps that each attempt releases.
+          same_rows: Unused: each attempt draws other orders.
         """
         del same_rows
-        whole, draws = self.draws_of(attempts)
+        complete, draws = self.draws_of(attempts)
         if not draws:
-            return self.with_epochs(whole).privacy(noise_multiplier)
-        if not whole and len(draws) == 1 and len(draws[0]) == 1:  # one fixed order, whole epochs
+            return self.with_epochs(complete).privacy(noise_multiplier)
+        if not complete and len(draws) == 1 and len(draws[0]) == 1:  # one order, whole epochs
             return self.with_epochs(*draws[0]).privacy(noise_multiplier)
-        most = whole + sum(map(max, draws))
-        assignments = Counter(one for one in map(self._bins, draws) if max(one)[0])
-        if whole:
-            assignments[((1, self.steps_per_epoch),)] += whole
-        below = bins_profile(noise_multiplier, assignments) if assignments else None
-        return UpperEnd(GaussianProfile(noise_multiplier / math.sqrt(most)), below)
+        most = complete + sum(map(max, draws))
+        assignments = Counter(bins for bins in map(self._bins, draws) if max(bins)[0])
+        if complete:
+            assignments[((1, self.steps_per_epoch),)] += complete
+        lower = bins_profile(noise_multiplier, assignments) if assignments else None
+        return UpperEnd(GaussianProfile(noise_multiplier / math.sqrt(most)), lower)
 
     def _bins(self, sizes: Sizes) -> Assignment:
         """Returns bins that cost no more than the batches of a draw.
@@ -101,11 +106,19 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
 
     @property
     def separation(self) -> int:
-        """An epoch where the order is fixed: the cost holds for any known order."""
+        """One epoch where the order is fixed, else 1.
+
+        The cost of a fixed order holds for any known order.
+        """
         return self.steps_per_epoch if not self.redrawn else 1
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
-        """Returns the epsilon that would be claimed if this run were taken for Poisson's."""
+        """Returns a warning with the epsilon that Poisson accounting would claim.
+
+        Args:
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+          delta: Delta of the guarantee.
+        """
         q = self.batch_size / self.num_examples
         claimed = epsilon(PoissonProfile(noise_multiplier, q, self.num_steps), delta)
         cost = epsilon(self.privacy(noise_multiplier), delta)
@@ -118,12 +131,22 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         )
 
     def row_law(self) -> RandomOrders:
-        """Returns the law: uniform orders, though the upper end of the cost holds for any."""
-        how = {"redrawn": self.redrawn, "any_order": True}
-        return RandomOrders.of_size(self.shards, self.batch_size, self.epochs, **how)
+        """Returns the law of uniform orders.
+
+        The upper end of the cost holds for any order.
+        """
+        flags = {"redrawn": self.redrawn, "any_order": True}
+        return RandomOrders.of_size(self.shards, self.batch_size, self.epochs, **flags)
 
     def bucket(self, seed: int, epoch: int, chunk: int, shard: int = 0) -> np.ndarray:
-        """Draws the bucket, one for each chunk of the shard, of each example of one of them."""
+        """Draws a bucket for each example of a chunk: int32[examples].
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          epoch: Epoch, counted from 0.
+          chunk: Chunk of the shard's examples, counted from 0.
+          shard: Index of the shard, which has as many buckets as chunks.
+        """
         chunks = chunk_ranges(len(self.shard_range(shard)))
         key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), shard << 32 | chunk)
         return uniform_integers(key, len(chunks), len(chunks[chunk]))
@@ -131,27 +154,50 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
     def ordered(
         self, seed: int, epoch: int, bucket: int, members: np.ndarray, shard: int = 0
     ) -> np.ndarray:
-        """Puts the members of a bucket, given in ascending order, in uniformly random order."""
+        """Returns a bucket's members in uniformly random order.
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          epoch: Epoch, counted from 0.
+          bucket: Index of the bucket within the shard.
+          members: Examples of the bucket, ascending.
+          shard: Index of the shard.
+        """
         key = Key(seed, Stream.ORDER, self.drawn_epoch(epoch), shard << 32 | bucket)
         return members[uniform_permutation(key, members.size)]
 
     def shuffled(self, seed: int, epoch: int, shard: int = 0) -> np.ndarray:
-        """Draws the order of a shard: examples fall into buckets, which are ordered, end to end.
+        """Draws the uniform order of a shard, in linear time.
 
-        Exactly uniform (docs/explanation/lower-bounds-for-shuffled-batches.md), in linear time.
+        Examples fall into random buckets, which are ordered and joined. Proof:
+        docs/explanation/lower-bounds-for-shuffled-batches.md.
 
         Source: C. R. Rao (1961) and M. Sandelius, A Simple Randomization Procedure (1962).
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          epoch: Epoch, counted from 0.
+          shard: Index of the shard.
+
+        Returns:
+          Examples counted within the shard: int32[size of the shard].
         """
         size = len(self.shard_range(shard))
         examples, count = np.arange(size, dtype=np.int32), len(chunk_ranges(size))
-        drawn = [self.bucket(seed, epoch, chunk, shard) for chunk in range(count)]
-        buckets = group(Participations(examples, np.concatenate(drawn)), count)
+        bucket_by_chunk = [self.bucket(seed, epoch, chunk, shard) for chunk in range(count)]
+        buckets = group(Participations(examples, np.concatenate(bucket_by_chunk)), count)
         return np.concatenate(
             [self.ordered(seed, epoch, g, buckets.members(g), shard) for g in range(count)]
         )
 
     def shard_plan(self, seed: int, epoch: int, shard: int) -> EpochPlan:
-        """Draws one epoch: each step takes its part of the shard's order."""
+        """Draws a shard's part of one epoch.
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          epoch: Epoch, counted from 0.
+          shard: Index of the shard.
+        """
         order = self.shuffled(seed, epoch, shard)
         starts = self.shards.batch_starts(shard, self.batch_size, self.steps_per_epoch)
         for step in range(self.steps_per_epoch):
@@ -159,14 +205,21 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         return EpochPlan(starts, order)
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Returns the rows of one chunk; it draws its shards, as all their rows hang together."""
+        """Returns the rows of one chunk, after drawing its shards.
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          epoch: Epoch, counted from 0.
+          chunk: Chunk of `CHUNK` examples, counted from 0.
+        """
         rows, shards = self.chunk_range(chunk), self.shards
-        first, last = shards.of(np.array([rows.start, rows.stop - 1]))
-        found = []
+        first, last = shards.shard_of(np.array([rows.start, rows.stop - 1]))
+        entries = []
         for shard in range(first, last + 1):
-            own = shards.examples(shard)
-            some = range(max(rows.start - own.start, 0), min(rows.stop - own.start, len(own)))
-            examples, steps = self.shard_plan(seed, epoch, shard).rows(some)
+            shard_rows = shards.examples(shard)
+            start, size = shard_rows.start, len(shard_rows)
+            chunk_rows = range(max(rows.start - start, 0), min(rows.stop - start, size))
+            examples, steps = self.shard_plan(seed, epoch, shard).rows(chunk_rows)
             examples = examples.astype(example_dtype(self.num_examples), copy=False)
-            found.append((examples + own.start if own.start else examples, steps))
-        return Participations(*(np.concatenate(part) for part in zip(*found, strict=True)))
+            entries.append((examples + start if start else examples, steps))
+        return Participations(*(np.concatenate(arrays) for arrays in zip(*entries, strict=True)))

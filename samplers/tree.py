@@ -16,20 +16,20 @@ from accounting.worst_leaf import lowest_paths
 
 @dataclass(frozen=True)
 class TreeShape:
-    """The part of a tree that its privacy cost depends on: enough to account for, and not to draw.
+    """Facts of a tree that decide its privacy cost: for accounting, not for drawing.
 
-    Only the paths count that no other path is below in every level: a leaf with more children on
-    its path is drawn less often, and costs less.
+    A leaf with more children on its path is drawn less often, and costs less: only minimal paths
+    count, which no other path is below in every level.
 
     Attributes:
       digest: SHA-256 of the tree, as hexadecimal digits.
-      names: What the units of each level below the root are, outermost first.
+      names: Name of the units of each level below the root, outermost first.
       num_leaves: Number of examples.
-      most_leaves: Examples of the largest unit of the last level.
-      mean_leaves: Mean number of examples of a unit that is reached from the root by drawing one
-        child uniformly at each level.
-      worst_paths: (N_1, ..., N_L), the numbers of children on a leaf's path from the root, of the
-        leaves that may cost most.
+      most_leaves: Number of examples of the largest unit of the last level.
+      mean_leaves: Mean number of examples of a unit of the last level, drawn from the root by one
+        uniform child at each level.
+      worst_paths: Minimal paths (N_1, ..., N_L): numbers of children on a leaf's path from the
+        root.
     """
 
     digest: str
@@ -45,7 +45,7 @@ class TreeShape:
 
     @property
     def shape(self) -> TreeShape:
-        """Itself, as a tree's is."""
+        """The shape itself: it may stand for a `UnitTree`."""
         return self
 
     @property
@@ -54,15 +54,15 @@ class TreeShape:
         return len(self.names) + 1
 
     def smallest(self, level: int) -> tuple[int, str]:
-        """Returns the number of children of the smallest unit of `level`, and its name."""
-        what = f"some {self.names[level - 1]}" if level else "the root"
-        return min(path[level] for path in self.worst_paths), what
+        """Returns the smallest number of children, and its unit's name."""
+        label = f"some {self.names[level - 1]}" if level else "the root"
+        return min(path[level] for path in self.worst_paths), label
 
     def likeliest(self, draws: Sequence[int]) -> tuple[float, int]:
-        """Returns the largest probability with which a unit is drawn, and that unit's children.
+        """Returns the likeliest unit's probability and number of children.
 
         Args:
-          draws: n_1, n_2, ...: how many are drawn of the children of each drawn unit; the unit is
+          draws: Numbers n_1, n_2, ... of children drawn of each drawn unit; the likeliest unit is
             of level len(draws).
         """
         return max(
@@ -76,7 +76,7 @@ class TreeShape:
 
     @classmethod
     def from_terms(cls, terms: Mapping[str, Any]) -> TreeShape:
-        """Returns the shape whose `terms` these are."""
+        """Returns the shape of `terms`."""
         paths = tuple(tuple(path) for path in terms["worst_paths"])
         return cls(**{**terms, "names": tuple(terms["names"]), "worst_paths": paths})
 
@@ -88,15 +88,15 @@ class UnitTree:
     j; the children of the last level of units are positions in `leaves`. Level 0 is the root.
 
     Args:
-      starts: For each level j = 0, ..., L-1 of units, int64[units of level j + 1].
+      starts: Index of each unit's first child, for each level j = 0, ..., L-1: int64[units + 1].
       leaves: The example at each position, int32[num_leaves].
-      labels: For each level of units, names of one level and the label of each of its units.
+      labels: For each level of units below the root, its name and the label of each of its units.
 
     Attributes:
-      starts: As given.
-      leaves: As given.
-      labels: As given; a tuple of (column name, labels [units of the level]).
-      shape: The part that the privacy cost depends on.
+      starts: Tuple of the arguments' arrays.
+      leaves: The example at each position.
+      labels: Tuple of (column name, labels [units of the level]).
+      shape: Facts that decide the privacy cost.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class UnitTree:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any]) -> UnitTree:
-        """Builds the tree of the rows of a table; each row is one example, a leaf.
+        """Builds the tree of a table, whose rows are leaves.
 
         >>> tree = UnitTree.from_columns({"partner": ["b", "a", "b"], "product": [1, 1, 2]})
         >>> tree.num_levels, tree.num_leaves, tree.label(2, 1)
@@ -154,8 +154,9 @@ class UnitTree:
         UnitTree(2 x shop, 6 leaves)
 
         Args:
-          sizes: Children of the root, of each of these, ..., of each of the last units: examples.
-          names: What the units of each level below the root are.
+          sizes: Number of children of each unit, level by level from the root; the last entry
+            counts examples.
+          names: Name of the units of each level below the root.
         """
         counts = [math.prod(sizes[:level]) for level in range(len(sizes) + 1)]
         starts = [
@@ -185,17 +186,30 @@ class UnitTree:
         return self.leaves.size
 
     def smallest(self, level: int) -> tuple[int, str]:
-        """Returns the number of children of the smallest unit of `level`, and the unit's label."""
+        """Returns the smallest unit's number of children, and its label.
+
+        >>> UnitTree.from_columns({"shop": ["a", "b", "a"]}).smallest(1)
+        (1, 'shop=b')
+        """
         sizes = self.sizes(level)
         unit = int(np.argmin(sizes))
         return int(sizes[unit]), self.label(level, unit)
 
     def sizes(self, level: int) -> np.ndarray:
-        """Returns the number of children of each unit of `level`, 0 <= level < L."""
+        """Returns each unit's number of children on a level.
+
+        >>> UnitTree.from_columns({"shop": ["a", "b", "a"]}).sizes(1)
+        array([2, 1])
+        """
         return np.diff(self.starts[level])
 
     def label(self, level: int, unit: int) -> str:
-        """Returns the labels on the path to a unit of `level` >= 1; "the root" for level 0."""
+        """Returns the labels on the path to a unit.
+
+        Args:
+          level: Level of the unit; 0 is the root.
+          unit: Index of the unit within its level.
+        """
         path = []
         for j in range(level, 0, -1):
             name, labels = self.labels[j - 1]
@@ -204,7 +218,11 @@ class UnitTree:
         return ", ".join(reversed(path)) or "the root"
 
     def paths(self) -> list[tuple[int, ...]]:
-        """Returns the distinct (N_1, ..., N_L) on the paths of the leaves."""
+        """Returns the distinct paths (N_1, ..., N_L) of the leaves.
+
+        >>> UnitTree.from_columns({"shop": ["a", "b", "a"]}).paths()
+        [(2, 1), (2, 2)]
+        """
         table = self.sizes(0)[:, None]
         for level in range(1, self.num_levels):
             parent = np.repeat(np.arange(self.sizes(level - 1).size), self.sizes(level - 1))
@@ -213,8 +231,8 @@ class UnitTree:
 
     def _shape(self) -> TreeShape:
         digest = hashlib.sha256()
-        for part in (*self.starts, self.leaves):
-            digest.update(part.astype("<i8").tobytes() + b"|")
+        for array in (*self.starts, self.leaves):
+            digest.update(array.astype("<i8").tobytes() + b"|")
         reached = np.ones(1)  # each unit's probability, where each level draws one child uniformly
         for level in range(self.num_levels - 1):
             reached = np.repeat(reached / self.sizes(level), self.sizes(level))

@@ -1,4 +1,4 @@
-"""Batches of random size in programs of fixed shape: a cap, and the treatment of the excess."""
+"""Caps on batches of random size, for programs of fixed shape."""
 
 from __future__ import annotations
 
@@ -27,9 +27,19 @@ _RARE_PASS = 1e-5
 """Probability, relative to delta, that a batch needs more than `max_passes` passes."""
 
 
-def cut(members: np.ndarray, size: int, seed: int, step: int, shard: int = 0) -> np.ndarray:
-    """Returns `size` of a step's examples in their order, each choice being equally likely."""
-    # Each step of the run draws its own cut, of each shard: there are at most 2^31 steps.
+def truncate_batch(
+    members: np.ndarray, size: int, seed: int, step: int, shard: int = 0
+) -> np.ndarray:
+    """Returns a uniform subset of a step's examples, in their order.
+
+    Args:
+      members: Examples of the step: int32[examples].
+      size: Number of examples that remain.
+      seed: The sampling secret, an integer >= 0 of any size.
+      step: Step, counted over the whole run.
+      shard: Index of the shard.
+    """
+    # Each step and shard has another key: there are at most 2^31 steps.
     key = Key(seed, Stream.TRUNCATION, 0, shard << 32 | step)
     return members[np.sort(uniform_permutation(key, members.size)[:size])]
 
@@ -52,11 +62,11 @@ class CappedBatchSampler(BatchSampler):
 
         @property
         def sampling_prob(self) -> float:
-            """Probability that an example takes part in a given step, where it may."""
+            """Probability of an example in a step of its group."""
 
         @property
         def largest_group(self) -> int:
-            """Most examples of one shard that may take part in one step."""
+            """Largest number of a shard's examples in one step."""
 
     def _check_cap(self) -> None:
         if self.target_delta is not None:
@@ -74,7 +84,7 @@ class CappedBatchSampler(BatchSampler):
                 )
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the profile of all steps, and of truncation where batches may be cut."""
+        """Returns the profile of all steps, truncation included."""
         if self.truncates:
             return self.truncated(noise_multiplier, self.shard_batch_size)
         return self._untruncated(noise_multiplier)
@@ -84,11 +94,11 @@ class CappedBatchSampler(BatchSampler):
 
     @abc.abstractmethod
     def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
-        """Returns the cost of all steps where each shard's part of a batch is cut to a maximum.
+        """Returns the cost with batches cut to `max_batch_size`.
 
         Args:
-          noise_multiplier: As for `privacy`.
-          max_batch_size: B < `largest_group`.
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+          max_batch_size: Largest number B < `largest_group` of examples of a shard's part.
         """
 
     def cap(self, max_batch_size: int) -> Cap:
@@ -97,16 +107,16 @@ class CappedBatchSampler(BatchSampler):
 
     @cached_property
     def default_batch_size(self) -> int:
-        """The `shard_batch_size` where `max_batch_size` is None."""
+        """Default of `max_batch_size`: truncation costs at most 1 % of delta."""
         delta = self.target_delta or default_delta(self.num_units)
-        wanted = math.log(DEFAULT_SHARE * delta)
+        log_budget = math.log(DEFAULT_SHARE * delta)
         return _smallest(
-            lambda size: self.truncated(1.0, size).log_spent <= wanted, self.largest_group
+            lambda size: self.truncated(1.0, size).log_spent <= log_budget, self.largest_group
         )
 
     @property
     def shard_batch_size(self) -> int:
-        """Rows B of a shard's part of a padded batch: `max_batch_size`, or its default."""
+        """Rows B of a shard's part of a padded batch."""
         return self.default_batch_size if self.max_batch_size is None else self.max_batch_size
 
     @property
@@ -115,13 +125,13 @@ class CappedBatchSampler(BatchSampler):
         return self.num_shards * self.shard_batch_size
 
     def terms(self) -> dict[str, Any]:
-        """Returns what the cost depends on, the cap that is in use among it."""
+        """Returns the settings that decide the cost, cap included."""
         return {**super().terms(), "max_batch_size": self.shard_batch_size}
 
     def with_epochs(self, epochs: int) -> Any:
-        """Returns this sampler with another number of epochs and the same cap."""
-        more: Any = super().with_epochs(epochs)
-        return dataclasses.replace(more, max_batch_size=self.shard_batch_size)
+        """Returns this sampler with other epochs and the same cap."""
+        sampler: Any = super().with_epochs(epochs)
+        return dataclasses.replace(sampler, max_batch_size=self.shard_batch_size)
 
     @property
     def truncates(self) -> bool:
@@ -129,10 +139,17 @@ class CappedBatchSampler(BatchSampler):
         return not self.accumulates and self.shard_batch_size < self.largest_group
 
     def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
-        """Cuts a step's examples to `shard_batch_size` at random, or into several passes."""
+        """Truncates a step's examples, or splits them into passes.
+
+        Args:
+          members: Examples of the step, in the order of the plan: int32[size].
+          seed: The sampling secret, an integer >= 0 of any size.
+          step: Step, counted over the whole run.
+          shard: Index of the shard, counted from 0.
+        """
         if self.accumulates or members.size <= self.shard_batch_size:
             return super().passes(members, seed, step, shard)
-        return [cut(members, self.shard_batch_size, seed, step, shard)]
+        return [truncate_batch(members, self.shard_batch_size, seed, step, shard)]
 
 
 @dataclass(frozen=True)
@@ -183,31 +200,31 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
     @property
     @abc.abstractmethod
     def sampling_prob(self) -> float:
-        """Probability that an example takes part in a given step of its group."""
+        """Probability of an example in a step of its group."""
 
     @property
     def expected_batch_size(self) -> float:
-        """Mean n * sampling_prob / c of a batch's size, the divisor of the noisy sum."""
+        """Mean batch size n * sampling_prob / c, the sum's divisor."""
         return self.num_examples * self.sampling_prob / self.cycle_length
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps T of one epoch: ceil(n / b), rounded up to a multiple of the cycle."""
+        """Number of steps T: ceil(n / b), rounded up to whole cycles."""
         return -(-super().steps_per_epoch // self.cycle_length) * self.cycle_length
 
     @property
     def group_steps(self) -> int:
-        """Steps of an epoch that an example may take part in: T / c."""
+        """Number T / c of steps of one group per epoch."""
         return self.steps_per_epoch // self.cycle_length
 
     @property
     def largest_group(self) -> int:
-        """Most examples that one shard has of one group: ceil(n / (L c))."""
+        """Largest number ceil(n / (L c)) of a shard's examples per group."""
         return -(-self.num_examples // (self.num_shards * self.cycle_length))
 
     @property
     def separation(self) -> int:
-        """The cycle: the minimum separation of an example's steps, in all epochs."""
+        """Minimum separation of an example's steps: the cycle."""
         return self.cycle_length
 
     @property
@@ -217,29 +234,29 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
 
     @property
     def max_passes(self) -> int:
-        """Passes of shard_batch_size examples that hold any batch of the run.
+        """Number of passes per step that programs have room for.
 
         A batch of the run needs more with probability below 1e-5 delta, and then gets them.
         """
         if not self.accumulates:
             return 1
         delta = self.target_delta or default_delta(self.num_units)
-        wanted = math.log(_RARE_PASS * delta / self.num_steps)
+        log_budget = math.log(_RARE_PASS * delta / self.num_steps)
         largest = _smallest(
-            lambda size: self.cap(size).log_overflow() <= wanted, self.largest_group
+            lambda size: self.cap(size).log_overflow() <= log_budget, self.largest_group
         )
         return max(1, -(-largest // self.shard_batch_size))
 
     def steps_of(self, examples: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Returns the steps of an epoch at these places in the examples' groups.
+        """Returns the epoch's steps at places in examples' groups.
 
         Args:
-          examples: int32[entries].
-          places: In [0, group_steps): int32[entries].
+          examples: Examples: int32[entries].
+          places: Places in [0, group_steps) among the steps of a group: int32[entries].
         """
         cycle = self.cycle_length
         return places if cycle == 1 else places * np.int32(cycle) + examples % np.int32(cycle)
 
     def untruncated(self) -> VariableBatchSampler:
-        """Returns this sampler with batches of any size, where its shards can have them."""
+        """Returns this sampler with `overflow="accumulate"`, if unsharded."""
         return self if self.num_shards > 1 else dataclasses.replace(self, overflow="accumulate")

@@ -52,18 +52,22 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
 
     @property
     def expected_batch_size(self) -> float:
-        """Mean size of a batch, the divisor of the noisy sum."""
+        """Mean size of a batch, the noisy sum's divisor."""
         return self.sampling_prob * math.prod(self.draws) * self.tree.shape.mean_leaves
 
     @property
     def largest_group(self) -> int:
-        """Upper bound on the number of examples in the drawn units together."""
+        """Upper bound on the number of drawn units' examples."""
         return min(self.num_examples, math.prod(self.draws) * self.tree.shape.most_leaves)
 
     def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
-        """Returns the cost of all steps where batches are cut to `max_batch_size`.
+        """Returns the cost with batches cut to `max_batch_size`.
 
-        A batch has at most Binomial(`largest_group`, `sampling_prob`) examples, in law.
+        The batch size is stochastically at most Binomial(`largest_group`, `sampling_prob`).
+
+        Args:
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+          max_batch_size: Largest number B of examples of a batch.
         """
         profile, cap = self._untruncated(noise_multiplier), self.cap(max_batch_size)
         return truncated_steps(profile, cap, self.steps, noise_multiplier, exact=False)
@@ -82,7 +86,7 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
         )
 
     def row_law(self) -> TreeDraws:
-        """Returns the law: units without replacement, their examples independently."""
+        """Returns the law of units without replacement, then independent examples."""
         return TreeDraws(
             epochs=self.steps,
             tree=self.tree,
@@ -91,14 +95,19 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
         )
 
     def members(self, seed: int, step: int) -> np.ndarray:
-        """Draws who takes part in a step, ascending: int32[size]."""
+        """Draws the examples of a step, ascending: int32[size].
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          step: Step, counted over the whole run.
+        """
         tree = self.drawn_tree
         nodes, _ = descend(tree, self.draws, seed, step)
         starts, units = tree.starts[-1], np.sort(nodes, axis=None)
-        ends = np.cumsum(starts[units + 1] - starts[units])
+        unit_stops = np.cumsum(starts[units + 1] - starts[units])
         rate = exponential_rate(1 - Fraction(self.sampling_prob))
         key = Key(seed, Stream.PARTICIPATION, step, tree.num_levels << 48)
-        trials = bernoulli_successes(key, rate, int(ends[-1]))
-        which = np.searchsorted(ends, trials, side="right")
-        positions = trials - ends[which] + starts[units[which] + 1]
+        trials = bernoulli_successes(key, rate, int(unit_stops[-1]))
+        drawn_unit = np.searchsorted(unit_stops, trials, side="right")
+        positions = trials - unit_stops[drawn_unit] + starts[units[drawn_unit] + 1]
         return np.sort(tree.leaves[positions])

@@ -19,6 +19,10 @@ class UserPoisson(Poisson):
     `num_examples` counts the rows of the training data, after the cap of tau examples per user
     (`Contributions.of_examples`). Each example is clipped separately.
 
+    >>> sampler = UserPoisson(num_examples=1_000, batch_size=100, max_contributions=5)
+    >>> sampler.unit, sampler.sampling_prob
+    ('user', 0.1)
+
     Attributes:
       max_contributions: Largest number tau of examples of one user.
       num_users: Number of users, for the default delta. Default: the number of rows.
@@ -39,23 +43,27 @@ class UserPoisson(Poisson):
 
     @property
     def unit(self) -> str:
-        """A user."""
+        """Name of the protected unit: "user"."""
         return "user"
 
     @property
     def num_units(self) -> int:
-        """Number of users, or its upper bound: the number of rows."""
+        """Number of users, or of rows if unknown."""
         return self.num_users or self.num_examples
 
     def protected_unit(self, population: Population) -> str:
-        """Returns "user", or raises ValueError where a user may hold more rows than tau."""
+        """Returns "user", after a check of the data's cap.
+
+        Raises:
+          ValueError: If a user may have more rows than tau, or the number of users differs.
+        """
         super().protected_unit(population)
         most = population.max_contributions
         if population.row != "example" or most is None or most > self.max_contributions:
-            held = f"up to {most}" if most else "any number of"
+            limit = f"up to {most}" if most else "any number of"
             raise ValueError(
                 f"the sampler draws from at most {self.max_contributions} examples of each user, "
-                f"and in these data a user may hold {held}: make them by "
+                f"and in these data a user may hold {limit}: make them by "
                 "cap_contributions(...).of_examples(columns)"
             )
         if self.num_users is not None and population.num_users not in (None, self.num_users):
@@ -80,7 +88,13 @@ class UserPoisson(Poisson):
     def truncated(
         self, noise_multiplier: float, max_batch_size: int, steps: int | None = None
     ) -> TruncatedProfile:
-        """Returns the cost of `steps` where batches are cut; by default of all."""
+        """Returns the cost with batches cut to `max_batch_size`.
+
+        Args:
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+          max_batch_size: Largest number B of examples of a shard's part of a batch.
+          steps: Number of steps. Default: all T E.
+        """
         steps = self.num_steps if steps is None else steps
         return truncated_users(
             self._untruncated(noise_multiplier, steps),

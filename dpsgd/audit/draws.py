@@ -198,7 +198,9 @@ class Draws:
                 continue
             count += examples.size
             present[examples] = True
-            cells = steps if sampler.num_shards == 1 else self._shards.of(examples) * length + steps
+            cells = steps
+            if sampler.num_shards > 1:
+                cells = self._shards.shard_of(examples) * length + steps
             parts += np.bincount(cells, minlength=parts.size)
             some = self._watched[examples // self._width]
             keys.append(examples[some].astype(np.int64) * length + steps[some])
@@ -239,7 +241,7 @@ class Draws:
         missing = np.setdiff1d(wanted, given)
         if self.cut:  # a truncated batch lacks rows
             examples, steps = np.divmod(missing, length)
-            full = epoch.parts[self._shards.of(examples), steps] >= sampler.shard_batch_size
+            full = epoch.parts[self._shards.shard_of(examples), steps] >= sampler.shard_batch_size
             missing = missing[~full]
         return bool(missing.size or np.setdiff1d(given, wanted).size)
 
@@ -404,6 +406,6 @@ def _secret_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
     for epoch in sorted({0, min(1, sampler.epochs - 1), sampler.epochs - 1}):
         given.clear()
         source = BatchSource(recorder, lambda drawn: seed + drawn)
-        source.cut(epoch * sampler.steps_per_epoch)
+        source.passes_by_shard(epoch * sampler.steps_per_epoch)
         if given != {seed + sampler.drawn_epoch(epoch)}:
             yield f"epoch {epoch} is drawn or cut by the secret of another epoch"

@@ -223,7 +223,7 @@ def draw_here(path: Path, draw: Draw, seed: int, data: PyTree) -> list[str]:
     leaves = jax.tree.leaves(data)
     digests = []
     for file in range(draw.num_files):
-        passes = [[ids for (ids,) in source.cut(step)] for step in draw.steps(file)]
+        passes = [[ids for (ids,) in source.passes_by_shard(step)] for step in draw.steps(file)]
         rows = np.concatenate([np.empty(0, np.int32), *(ids for step in passes for ids in step)])
         digests.append(write_file(path, file, passes, [leaf[rows] for leaf in leaves]))
     return digests
@@ -291,7 +291,7 @@ class BatchFiles(BatchSource):
         self._held: dict[int, _File] = {}
         self._padding = self._read(self.draw.num_files, 0).columns
 
-    def cut(self, step: int) -> list[tuple[np.ndarray, ...]]:
+    def passes_by_shard(self, step: int) -> list[tuple[np.ndarray, ...]]:
         """Returns the example indices of each pass of a step, of one shard."""
         return [(examples,) for examples in self._file(step).passes[self._place(step)]]
 

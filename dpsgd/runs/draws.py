@@ -183,7 +183,7 @@ def drawing_digest(sampler: BatchSampler) -> str:
     for epoch in range(min(2, -(-sampler.num_steps // length))):
         first, stop = epoch * length, min((epoch + 1) * length, sampler.num_steps)
         for step in np.unique(np.linspace(first, stop - 1, _STEPS).astype(np.int64)).tolist():
-            for parts in source.cut(step):
+            for parts in source.passes_by_shard(step):
                 for examples in parts:
                     digest.update(len(examples).to_bytes(8, "little"))
                     digest.update(np.asarray(examples, np.int64).tobytes())

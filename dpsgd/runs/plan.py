@@ -345,5 +345,5 @@ def _as_begun(begun: Terms, out: Path, spec: RunSpec, population: Population) ->
             f"{sampler.num_examples:,}: its guarantee is for those"
         )
     # A ledger has only the shape of a unit tree, and drawing needs the tree.
-    mechanism = dataclasses.replace(begun.mechanism, sampler=sampler.of(population))
+    mechanism = dataclasses.replace(begun.mechanism, sampler=sampler.with_population(population))
     return ResolvedRun(spec, mechanism, begun.delta)

@@ -107,7 +107,7 @@ def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
         if isinstance(sampler, SamplerSettings):
             built = sampler.build(population, spec.delta_of(population))
         else:
-            built = sampler.of(population)
+            built = sampler.with_population(population)
     except ValueError as error:
         if re.search("cycle.length", str(error)) and sampler != spec.sampler:
             raise ValueError(f"bands {bands}: {error}") from None

@@ -63,7 +63,7 @@ SEAMS = {
     "drawn": ("samplers.batches:BatchSource._draw", "an epoch, drawn ahead or now"),
     "members": ("samplers.plans:EpochPlan.members", "who takes part in a step of an epoch"),
     "filled": ("samplers.batches:BatchSource.fill", "the passes of some steps, padded"),
-    "cut": ("samplers.batches:BatchSource.cut", "the passes of a step, after the cut to the cap"),
+    "cut": ("samplers.batches:BatchSource.passes_by_shard", "a step's passes, cut to the cap"),
     "shard": ("samplers.base:BatchSampler.shard_plan", "a data shard's part of an epoch"),
     "order": ("samplers.episodes:_ordered_draws", "units, drawn without replacement in order"),
 }

@@ -84,7 +84,7 @@ def test_random_contributions_are_uniform_and_differ_from_user_to_user(assert_la
     counts, equal = np.zeros(10), 0
     for seed in range(2000):
         capped = cap_contributions(users, 2, keep="random", seed=seed)
-        counts[capped.kept] += 1
+        counts[capped.kept_examples] += 1
         equal += np.array_equal(capped.rows[0], capped.rows[1] - 5)
     assert_law(counts[:5], np.full(5, 0.2))
     assert_law(counts[5:], np.full(5, 0.2))
@@ -161,5 +161,5 @@ def test_units_are_protected_only_in_data_of_the_same_tree():
         another,
         Population(4, "user"),
     ):
-        with pytest.raises(ValueError, match=r"give them as UnitData.of_tree\(tree, columns\)"):
+        with pytest.raises(ValueError, match=r"pass UnitData.of_tree\(tree, columns\)"):
             sampler.protected_unit(population)

@@ -30,7 +30,7 @@ def test_shards_part_the_examples_and_the_order_in_turn_is_an_order_of_all(n):
         assert [i for shard in range(count) for i in shards.examples(shard)] == every.tolist()
         assert np.ptp([len(shards.examples(shard)) for shard in range(count)]) <= 1
         of = [shard for shard in range(count) for _ in shards.examples(shard)]
-        assert shards.of(every).tolist() == of
+        assert shards.shard_of(every).tolist() == of
         in_turn = shards.in_turn(every)
         assert sorted(in_turn) == every.tolist()
         for b in range(1, n + 1):

@@ -156,7 +156,7 @@ class Ratings(RatingModels):
         columns = {"item": table.item, "rating": table.rating}
         if self.rows == "users":
             return contributions.of_users(columns)
-        tree = UnitTree.from_columns({"user": table.user[contributions.kept]})
+        tree = UnitTree.from_columns({"user": table.user[contributions.kept_examples]})
         rows, of_users = contributions.of_examples(columns)
         return UnitData(rows, dataclasses.replace(of_users, tree=tree))
 

@@ -47,7 +47,7 @@ def expected(attempt, steps, shards=1):
     """The draws of every example in each step, for the keys as they are defined: [steps, N, D]."""
     key, numbers, of = ROOT.loss_key(attempt), np.arange(N), None
     if shards > 1:
-        of = Shards(N, shards).of(numbers)
+        of = Shards(N, shards).shard_of(numbers)
         numbers = numbers - of * N // shards
     keys = jax.jit(jax.vmap(example_keys, (None, 0, None, None)))(
         key, jnp.arange(steps), numbers, of

@@ -211,7 +211,7 @@ def test_noise_goes_on_with_its_history_in_an_attempt_and_without_in_a_new_one(
 def drawn_by(seeds, sampler, steps):
     """The examples that a process draws in each of some steps."""
     source = BatchSource(sampler, seeds)
-    return [np.concatenate(source.cut(step)[0]) for step in steps]
+    return [np.concatenate(source.passes_by_shard(step)[0]) for step in steps]
 
 
 @pytest.mark.parametrize("name", ["balls-and-bins", "balls-and-bins, fixed", "shuffle", "poisson"])
