@@ -82,6 +82,9 @@ class Named(NamedTuple):
     name: str
 
 
+STATED = "stated"
+"""Mark of a field that a record states even at its default, `Annotated[bool, STATED]`."""
+
 Count = Annotated[int, Ge(1), Lt(2**63)]
 Positive = Annotated[float, Gt(0)]
 Seed = Annotated[int, Ge(0), Lt(2**64)]

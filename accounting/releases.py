@@ -208,7 +208,7 @@ class TrialCount:
         return math.expm1(-self.shape * log_ratio) / math.expm1(self.shape * log_gamma)
 
     def draw(self, generator: np.random.Generator | None = None) -> int:
-        """Draws K by counting up to it, which takes less time than K trials.
+        """Draws K by inversion, counting up to K or to where no mass is left.
 
         Args:
           generator: As secret as the noise; by default of the operating system's entropy.
@@ -217,7 +217,8 @@ class TrialCount:
         u, gamma, eta, first, size = generator.random(), self.gamma, self.shape, 1, 256
         log_odds = -math.log(gamma)
         weight = (1.0 - gamma) / (math.expm1(eta * log_odds) / eta if eta else log_odds)
-        while weight > 0.0:
+        rest = 1.0  # bound on the mass from `first` on
+        while u < 2.0 * rest:  # beyond, rounding alone leaves something of u
             k = np.arange(first, first + size)
             ratios = (1.0 - gamma) * (k + eta) / (k + 1)
             weights = weight * np.cumprod(np.append(1.0, ratios))
@@ -225,6 +226,8 @@ class TrialCount:
             if left[-1] <= 0.0:
                 return first + int(np.argmax(left <= 0.0))
             u, weight, first, size = left[-1], weights[-1], first + size, min(2 * size, 2**20)
+            decline = min(gamma, 1.0 - ratios[-1])  # later ratios are at most 1 - decline
+            rest = weight / decline if decline > 0.0 else 1.0
         return first
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from accounting import SelectionProfile, TrialCount
+from accounting.records import STATED
 from accounting.releases import EnvelopeProfile
 from dpsgd.core.mechanism import Mechanism
 from samplers import Multistage, UnitsThenPoisson
@@ -43,7 +44,7 @@ class Segment:
     mechanism: Mechanism
     steps: range = None  # type: ignore[assignment]
     unit: str = ""
-    reproducible_noise: bool = False
+    reproducible_noise: Annotated[bool, STATED] = False
     lazy_tables: bool = False
     initial: Initial | None = None
     not_covered: tuple[str, ...] = ()

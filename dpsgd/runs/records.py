@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from accounting import records
-from accounting.records import field_types, named, read
+from accounting.records import STATED, field_types, named, read
 from dpsgd.removed import removal_notice
 
 __all__ = ["build", "checked", "field_types", "fields_of", "near", "stated", "to_json"]
@@ -68,12 +68,22 @@ def stated(record: Any, names: Iterable[str]) -> dict[str, Any]:
     `fields_of` reads them back.
 
     Args:
-      record: Dataclass.
+      record: Dataclass; a field annotated with `STATED` is returned even at its default.
       names: Names of the fields.
+
+    >>> from accounting import TrialCount
+    >>> stated(TrialCount(mean=10.0), ("mean", "shape"))  # shape has its default, 1.0
+    {'mean': 10.0}
     """
     defaults = {field.name: field.default for field in dataclasses.fields(record)}
-    values = {name: getattr(record, name) for name in names}
-    return to_json({name: x for name, x in values.items() if x != defaults[name]})
+    values, hints = {name: getattr(record, name) for name in names}, field_types(type(record))
+    return to_json(
+        {name: x for name, x in values.items() if x != defaults[name] or _is_stated(hints[name])}
+    )
+
+
+def _is_stated(hint: Any) -> bool:
+    return STATED in getattr(hint, "__metadata__", ())
 
 
 def fields_of(
@@ -81,7 +91,8 @@ def fields_of(
 ) -> dict[str, Any]:
     """Returns fields of a dataclass, read from a mapping.
 
-    Fields with a default may be absent; other entries of the mapping are ignored.
+    Fields with a default may be absent, unless annotated with `STATED`; other entries of the
+    mapping are ignored.
 
     Args:
       kind: Dataclass.
@@ -93,14 +104,15 @@ def fields_of(
       ValueError: If a field is missing, or its annotation does not allow the value.
     """
     values, hints, fields = dict[str, Any](), field_types(kind), kind.__dataclass_fields__
-    prefix = f"{where}: " if where else ""
+    prefix, missing = f"{where}: " if where else "", dataclasses.MISSING
     for name in hints if names is None else names:
+        field = fields[name]
         if name in body:
             try:
                 values[name] = read(hints[name], body[name], (name,))
             except records.Refused as error:
                 raise ValueError(f"{prefix}{error}") from None
-        elif fields[name].default is fields[name].default_factory is dataclasses.MISSING:
+        elif _is_stated(hints[name]) or field.default is field.default_factory is missing:
             raise ValueError(f"{prefix}{name} is missing")
     return values
 

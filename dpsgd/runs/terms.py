@@ -58,22 +58,16 @@ class Terms:
 
 
 _OF_TERMS = ("delta", "config", "trained")
-_OF_SEGMENT = ("unit", "reproducible_noise", "lazy_tables", "not_covered", "rows")
+_OF_SEGMENT = ("unit", "lazy_tables", "not_covered", "rows", "reproducible_noise")
 
 
 def segment_record(segment: Segment) -> dict[str, Any]:
-    """Returns a segment as JSON values, without its steps and initial model.
-
-    Fields with their default are left out, but for `reproducible_noise`, which voids a guarantee.
-    """
-    always = {"reproducible_noise": segment.reproducible_noise}
-    return {**mechanism_record(segment.mechanism), **stated(segment, _OF_SEGMENT), **always}
+    """Returns a segment as JSON values, without steps and initial model."""
+    return {**mechanism_record(segment.mechanism), **stated(segment, _OF_SEGMENT)}
 
 
 def segment_from_record(body: Mapping[str, Any], **more: Any) -> Segment:
     """Returns the segment in a `segment_record`, with `more` of its fields."""
-    if "reproducible_noise" not in body:
-        raise ValueError("reproducible_noise is missing")
     return Segment(mechanism_from_record(body), **fields_of(Segment, body, _OF_SEGMENT), **more)
 
 

@@ -68,6 +68,31 @@ def test_draws_follow_the_law_of_k_and_a_cut_of_its_tail_is_seen(count):
         assert p_value(np.minimum(draws, int(2.5 * count.mean)), w) < 1e-6
 
 
+class Uniform(np.random.Generator):
+    """Generator that returns one number."""
+
+    def __init__(self, number):
+        super().__init__(np.random.PCG64(0))
+        self.number = number
+
+    def random(self):
+        return self.number
+
+
+@pytest.mark.parametrize("shape", [0.0, 1.0, 3.0])
+def test_draw_inverts_the_law_and_ends_where_its_mass_does(shape):
+    count = TrialCount(500.0, shape)
+    law = stats.nbinom(shape, count.gamma) if shape else stats.logser(1.0 - count.gamma)
+    zero = law.pmf(0)  # K is the law's number, given that it is positive
+    for u in (0.001, 0.1, 0.5, 0.9, 0.999, 1.0 - 1e-9):
+        k = count.draw(Uniform(u))
+        below, up_to = ((law.cdf(x) - zero) / (1.0 - zero) for x in (k - 1, k))
+        assert k == 1 or below < u + 1e-12
+        assert up_to > u - 1e-12
+    last = count.draw(Uniform(1.0 - 2.0**-53))
+    assert 1e-100 < law.sf(last) < 1e-9  # not as far as the weights are positive
+
+
 def density(y):
     return math.exp(-0.5 * y * y) / math.sqrt(2 * math.pi)
 
