@@ -6,6 +6,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -26,16 +27,11 @@ SumTree = PyTree
 """Tree of the structure and shapes of the parameters, in float32."""
 
 
-METHODS = "ghost", "vmap"
-"""Methods of clipping: without per-example gradients where possible, and by them."""
-
-
 def clipped_grad(
     loss_fn: LossFn,
     *,
     l2_clip_norm: ArrayLike,
     clipping: ClippingRule = FLAT,
-    method: str = "ghost",
     microbatch_size: int | None = None,
     devices: int = 1,
     frozen: Collection[int] = (),
@@ -51,7 +47,8 @@ def clipped_grad(
     moves it by at most $C$ in L2 norm: the margin of 1e-6 covers rounding, see
     `dpsgd.gradients.norms`.
 
-    Edge cases, under both methods:
+    One backward pass gives the sum; per-example gradients are formed only for leaves that the loss
+    uses in a way without a rule (`dpsgd.explain` lists them). Edge cases:
 
       * A gradient with a NaN or an infinity contributes exactly zero and is counted.
       * A huge finite gradient (1e30, whose square overflows) is clipped like any other.
@@ -67,8 +64,6 @@ def clipped_grad(
       l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
       clipping: Clipping rule: `FlatClipping`, as above, `PerLayerClipping` or `AutomaticClipping`.
         Each bounds an example's contribution by norm C.
-      method: "ghost" (default) takes one backward pass and forms per-example gradients only where
-        the loss requires it, see `dpsgd.gradients.ghost`; "vmap" forms them all.
       microbatch_size: Number of examples processed at a time, in a scan. It changes memory and
         speed, and the result only by the order of float32 additions. By default the most that fit
         in `dpsgd.gradients.memory.MICROBATCH_BYTES`, estimated from the shapes.
@@ -86,11 +81,10 @@ def clipped_grad(
       privacy.
 
     Raises:
-      ValueError: For a clip norm that is not positive, an unknown method, a microbatch size below
-        one, or a loss whose signature is ambiguous about a key. The function raises it for missing
-        or unexpected keys and keys of kind "rbg", parameters that are not floating-point, unequal
-        leading axes, and a loss that is not a real scalar, could see other examples, or closes over
-        traced values.
+      ValueError: For a clip norm that is not positive, a microbatch size below one, or a loss whose
+        signature is ambiguous about a key. The function raises it for missing or unexpected keys
+        and keys of kind "rbg", parameters that are not floating-point, unequal leading axes, and a
+        loss that is not a real scalar, could see other examples, or closes over traced values.
 
     Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
 
@@ -107,24 +101,71 @@ def clipped_grad(
         c = float(np.asarray(l2_clip_norm))
         if math.isnan(c) or c <= 0:
             raise ValueError(f"l2_clip_norm must be positive, got {c}")
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
     keyed, loss_fn = takes_key(loss_fn), row_loss(loss_fn)
+    return _ClippedSum(
+        loss_fn, keyed, l2_clip_norm, clipping, microbatch_size, devices, frozen
+    ).clipped_sum
 
-    def add_microbatch(
-        params: PyTree, carry: tuple[Sums, Diagnostics], batch: PyTree, weights: Array
+
+@dataclass(frozen=True, eq=False)
+class _ClippedSum:
+    """Sum of clipped gradients, with the arguments of `clipped_grad`."""
+
+    loss_fn: Callable[[PyTree, PyTree], Array]
+    """(params, row) -> scalar."""
+    keyed: bool
+    l2_clip_norm: ArrayLike
+    clipping: ClippingRule
+    microbatch_size: int | None
+    devices: int
+    frozen: Collection[int]
+
+    def clipped_sum(
+        self, params: PyTree, batch: PyTree, weights: ArrayLike, keys: PyTree = None
+    ) -> tuple[SumTree, Diagnostics]:
+        """Returns the clipped sum and the diagnostics of a batch, see `clipped_grad`.
+
+        Args:
+          params: Tree of floating-point arrays.
+          batch: Tree of arrays [B, ...].
+          weights: float32[B], 1 for an example, 0 for padding.
+          keys: Keys [B], for a loss with a key.
+        """
+        batch = jax.tree.map(jnp.asarray, loss_rows(batch, keys, self.keyed))
+        weights = jnp.asarray(weights)
+        _check(self.loss_fn, params, batch, weights)
+        masked = split_leaves(params, range(len(jax.tree.leaves(params))))[0]
+        zeros = {
+            k: jnp.zeros(jnp.shape(p), jnp.float32)
+            for k, p in enumerate(jax.tree.leaves(params))
+            if k not in self.frozen
+        }
+        carry = zeros, Diagnostics(*(jnp.float32(0),) * 4)
+        size = weights.shape[0] // self.devices
+        per_scan = self.microbatch_size
+        if per_scan is None:
+            example_bytes = memory.bytes_per_example(self.loss_fn, params, _first_example(batch))
+            per_scan = memory.microbatch_size(size, example_bytes)
+        add = functools.partial(self._add_microbatch, params)
+        if per_scan >= size:
+            total, diagnostics = add(carry, batch, weights)
+        else:
+            xs = _microbatches((batch, weights), per_scan, self.devices)
+            total, diagnostics = lax.scan(lambda carry, x: (add(carry, *x), None), carry, xs)[0]
+        return join_leaves(masked, total), diagnostics
+
+    def _add_microbatch(
+        self, params: PyTree, carry: tuple[Sums, Diagnostics], batch: PyTree, weights: Array
     ) -> tuple[Sums, Diagnostics]:
         total, earlier = carry
-        trained = [k for k in range(len(jax.tree.leaves(params))) if k not in frozen]
-        groups = clipping.groups(split_leaves(params, frozen)[0])
+        trained = [k for k in range(len(jax.tree.leaves(params))) if k not in self.frozen]
+        groups = self.clipping.groups(split_leaves(params, self.frozen)[0])
         groups = [[trained[k] for k in group] for group in groups]
-        losses, group_norms, add_clipped = ghost.gradients(
-            loss_fn, params, batch, groups, tapped=method == "ghost"
-        )
+        losses, group_norms, add_clipped = ghost.gradients(self.loss_fn, params, batch, groups)
         real = weights > 0
-        factors = clipping.factors(group_norms, l2_clip_norm, real)
+        factors = self.clipping.factors(group_norms, self.l2_clip_norm, real)
         shortened = functools.reduce(operator.or_, (factor.clipped for factor in factors))
         losses = losses.astype(jnp.float32)
         finite = jnp.where(real & jnp.isfinite(losses), losses, 0.0)
@@ -132,35 +173,6 @@ def clipped_grad(
         # As one array, which is one sum to compile.
         diagnostics = Diagnostics(*jnp.sum(jnp.stack([c.astype(jnp.float32) for c in counted]), 1))
         return add_clipped(total, factors), jax.tree.map(operator.add, earlier, diagnostics)
-
-    def clipped_sum(
-        params: PyTree, batch: PyTree, weights: ArrayLike, keys: PyTree = None
-    ) -> tuple[SumTree, Diagnostics]:
-        batch = jax.tree.map(jnp.asarray, loss_rows(batch, keys, keyed))
-        weights = jnp.asarray(weights)
-        _check(loss_fn, params, batch, weights)
-        masked = split_leaves(params, range(len(jax.tree.leaves(params))))[0]
-        zeros = {
-            k: jnp.zeros(jnp.shape(p), jnp.float32)
-            for k, p in enumerate(jax.tree.leaves(params))
-            if k not in frozen
-        }
-        carry = zeros, Diagnostics(*(jnp.float32(0),) * 4)
-        size = weights.shape[0] // devices
-        per_scan = microbatch_size
-        if per_scan is None:
-            how: Any = {"tapped": method == "ghost"}
-            memory_each = memory.bytes_per_example(loss_fn, params, _first_example(batch), **how)
-            per_scan = memory.microbatch_size(size, memory_each)
-        add = functools.partial(add_microbatch, params)
-        if per_scan >= size:
-            total, diagnostics = add(carry, batch, weights)
-        else:
-            xs = _microbatches((batch, weights), per_scan, devices)
-            total, diagnostics = lax.scan(lambda carry, x: (add(carry, *x), None), carry, xs)[0]
-        return join_leaves(masked, total), diagnostics
-
-    return clipped_sum
 
 
 def _microbatches(rows: tuple[PyTree, Array], per_scan: int, devices: int) -> tuple[PyTree, Array]:
@@ -172,12 +184,13 @@ def _microbatches(rows: tuple[PyTree, Array], per_scan: int, devices: int) -> tu
     count = -(-size // per_scan)
     places = jnp.minimum(jnp.arange(count * per_scan), size - 1)
 
-    def cut(x: Array) -> Array:
+    def split_rows(x: Array) -> Array:
+        """Returns the microbatches of one array."""
         shards = x.reshape(devices, size, *x.shape[1:])[:, places]
         shards = shards.reshape(devices, count, per_scan, *x.shape[1:]).swapaxes(0, 1)
         return shards.reshape(count, devices * per_scan, *x.shape[1:])
 
-    batch, weights = jax.tree.map(cut, rows)
+    batch, weights = jax.tree.map(split_rows, rows)
     real = jnp.arange(count * per_scan).reshape(count, per_scan) < size
     return batch, jnp.where(jnp.tile(real, devices), weights, 0)
 

@@ -22,9 +22,7 @@ MICROBATCH_BYTES = 2**31
 """Memory for the examples of a microbatch, bytes by the estimate of `bytes_per_example`."""
 
 
-def bytes_per_example(
-    loss_fn: LossFn, params: PyTree, example: PyTree, *, tapped: bool = True
-) -> int:
+def bytes_per_example(loss_fn: LossFn, params: PyTree, example: PyTree) -> int:
     """Estimates one example's memory in a clipped sum, bytes.
 
     It counts all values that the loss computes from the example, and the numbers that clipping
@@ -34,11 +32,10 @@ def bytes_per_example(
       loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
       params: Tree of floating-point arrays.
       example: One example, arrays or `jax.ShapeDtypeStruct`.
-      tapped: False if all gradients are formed, True if only those that the ghost method must form.
     """
     params = jax.tree.map(jnp.asarray, params)
     loss_fn, example = row_loss(loss_fn), loss_row(loss_fn, example)
-    taps = find_taps(loss_fn, params, example, tapped=tapped)
+    taps = find_taps(loss_fn, params, example)
     leaves = jax.tree.leaves(params)
     routes = (ghost.choose_route(taps, k, leaf.shape) for k, leaf in enumerate(leaves))
     floats = sum(route.floats for route in routes)

@@ -246,13 +246,7 @@ def body_of(eqn: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
     return (body.jaxpr, body.consts) if isinstance(body, core.ClosedJaxpr) else (body, [])
 
 
-def find_taps(
-    loss_fn: Callable[[PyTree, PyTree], Array],
-    params: PyTree,
-    example: PyTree,
-    *,
-    tapped: bool = True,
-) -> Taps:
+def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, example: PyTree) -> Taps:
     """Traces `loss_fn` and decides where to tap it.
 
     A parameter is tapped if each of its uses, seen through views and wrappers (jit, remat), is a
@@ -263,7 +257,6 @@ def find_taps(
       loss_fn: (params, example) -> scalar.
       params: Tree of floating-point arrays.
       example: One example, arrays or `jax.ShapeDtypeStruct`.
-      tapped: False to tap nothing.
 
     Raises:
       ValueError: If examples could mix, see `dpsgd.gradients.isolation`.
@@ -272,8 +265,6 @@ def find_taps(
     require_isolated(closed, foreign_calls=isinstance(loss_fn, ForeignCalls))
     leaves = jax.tree.leaves(params)
     uses: list[list[Use]] = [[] for _ in leaves]
-    if not tapped:
-        return Taps(closed, uses, dict.fromkeys(range(len(leaves)), "another method"))
     finder = _Finder(uses)
     identities = [
         View(k, (), tuple(str(axis) for axis in range(jnp.ndim(leaf))))

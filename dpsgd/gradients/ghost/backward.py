@@ -41,8 +41,6 @@ def gradients(
     params: PyTree,
     batch: PyTree,
     groups: Sequence[Sequence[int]],
-    *,
-    tapped: bool = True,
 ) -> Gradients:
     """Differentiates the losses of `batch` once, for ghost clipping.
 
@@ -52,11 +50,10 @@ def gradients(
       batch: Tree of arrays with a leading axis of B examples.
       groups: Indices of the leaves that are clipped together; each leaf is in one group, or in none
         if no derivative reaches it.
-      tapped: False to form the gradients of all leaves.
     """
     params = jax.tree.map(jnp.asarray, params)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    taps = find_taps(loss_fn, params, example, tapped=tapped)
+    taps = find_taps(loss_fn, params, example)
     leaves = jax.tree.leaves(params)
     group_of = {k: number for number, group in enumerate(groups) for k in group}
     routes = [

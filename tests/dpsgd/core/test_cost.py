@@ -109,7 +109,7 @@ def spent(sampler, steps):
         for name, one in SAMPLERS.items()
     ],
 )
-def test_what_is_spent_grows_from_nothing_to_the_price_of_the_whole_run(sampler):
+def test_cost_grows_with_steps_up_to_the_whole_runs(sampler):
     whole = cost([Segment(mechanism(sampler))], DELTA)
     nothing, first, last = (spent(sampler, steps) for steps in (0, 1, 30))
     after_the_end = cost([Segment(mechanism(sampler), range(30, 30))], DELTA)
@@ -133,7 +133,7 @@ def test_what_is_spent_is_what_a_ledger_of_these_steps_costs(sampler, tmp_path):
 
 @pytest.mark.short("deterministic", "shuffle", "poisson", "balls-and-bins", "one assignment")
 @EVERY_SAMPLER
-def test_an_attack_gains_nothing_before_the_first_step_and_the_profiles_advantage_in_the_end(
+def test_attack_advantage_grows_from_zero_to_the_profiles(
     sampler,
 ):
     found = [spent(sampler, steps).attack_advantage for steps in (0, 1, 14, 30)]
@@ -144,7 +144,7 @@ def test_an_attack_gains_nothing_before_the_first_step_and_the_profiles_advantag
     assert found[3] == attack_advantage(sampler.privacy(2.0))
 
 
-def test_the_accuracy_of_an_attack_is_that_of_the_curve_or_of_epsilon_and_delta_if_less():
+def test_attack_accuracy_is_the_smaller_of_two_bounds():
     known = cost([Segment(mechanism(SAMPLERS["shuffle"]))], DELTA)
     unknown = dataclasses.replace(known, total_variation=Bound(0.0, 1.0))
     implied = implied_advantage(known.epsilon.upper, DELTA)
@@ -169,7 +169,7 @@ def test_where_nothing_is_guaranteed_nothing_bounds_an_attack(interval):
     assert void.record()["attack_accuracy_upper"] is None
 
 
-def test_a_part_names_its_steps_its_condition_and_the_price_of_every_other_stop():
+def test_partial_run_names_its_steps_condition_and_whole_cost():
     sampler = SAMPLERS["balls-and-bins"]
     part, whole = spent(sampler, 14), spent(sampler, 30)
     said = "for the first 14 of 30 steps, if no release decides to stop there (zero-out adjacency"
@@ -196,7 +196,7 @@ def test_steps_that_the_run_has_not_are_refused(steps):
         ),
     ],
 )
-def test_until_takes_the_most_epochs_whose_whole_run_meets_the_target(name):
+def test_until_returns_the_most_epochs_within_epsilon(name):
     sampler = SAMPLERS[name]
     short = mechanism(sampler.with_epochs(1), 6.0)
     target = 1.5 * cost([Segment(mechanism(sampler, 6.0))], DELTA).epsilon.upper
@@ -221,14 +221,14 @@ def test_until_counts_epochs_and_sums_as_brute_force_does(sums):
         assert run(1).until(epsilon=target, delta=DELTA) == run(epochs)
 
 
-def test_an_epsilon_that_pays_for_no_epoch_is_refused_with_what_one_costs():
+def test_too_small_epsilon_is_refused_with_the_cost_of_one_epoch():
     with pytest.raises(ValueError, match=r"one epoch costs epsilon \[.*raise noise_multiplier"):
         mechanism(SAMPLERS["poisson"]).until(epsilon=0.01, delta=DELTA)
     with pytest.raises(ValueError, match="noise_multiplier is 0"):
         mechanism(SAMPLERS["poisson"], 0.0).until(epsilon=1.0, delta=DELTA)
 
 
-def test_a_sampler_from_elsewhere_that_holds_arrays_has_its_guarantee():
+def test_unhashable_sampler_from_elsewhere_has_its_guarantee():
     @dataclasses.dataclass(frozen=True)
     class Listed(Poisson):
         rows: np.ndarray | None = None
@@ -285,7 +285,7 @@ def test_a_delta_is_compared_with_the_number_of_protected_units(num_users):
         (Population(10**6, "example", 10), {"user-poisson": 2e-7}),
     ],
 )
-def test_the_default_delta_of_a_run_goes_by_the_units_that_are_protected(population, expected):
+def test_default_delta_follows_the_number_of_protected_units(population, expected):
     for name, delta in expected.items():
         settings = SETTINGS[name]()
         sampler = SETTINGS[name](batch_size=100).build(population)
@@ -303,7 +303,7 @@ def test_an_insecure_seed_gives_no_clean_epsilon():
     assert found.record()["epsilon_upper"] is None
 
 
-def test_a_run_that_is_stopped_says_so_and_costs_what_the_whole_run_does():
+def test_stopped_run_says_so_and_costs_the_whole_run():
     whole = cost([Segment(mechanism(SAMPLERS["shuffle"]))], 1e-5)
     params, found = trained(on_block=lambda steps, w: steps >= 16)
     assert found.epsilon == whole.epsilon
@@ -315,7 +315,7 @@ def test_a_run_that_is_stopped_says_so_and_costs_what_the_whole_run_does():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_exception_that_cuts_a_run_short_says_what_it_has_cost(error):
+def test_exception_that_ends_a_run_states_its_cost(error):
     def look(steps, w):
         raise error
 
@@ -452,7 +452,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize(("segments", "lazy", "left_out"), TOLD.values(), ids=TOLD)
-def test_what_is_said_of_tables_and_selections_holds_of_every_segment(segments, lazy, left_out):
+def test_notes_on_tables_and_selections_cover_every_segment(segments, lazy, left_out):
     found = cost(segments, DELTA)
     assert found.lazy_tables == lazy
     assert sum(note.startswith("tables are lazy") for note in found.notes) == lazy
@@ -462,7 +462,7 @@ def test_what_is_said_of_tables_and_selections_holds_of_every_segment(segments, 
     assert any("they are not protected" in line for line in found.left_out) == bool(left_out)
 
 
-def test_what_a_reader_should_know_of_an_earlier_segment_is_said_once():
+def test_notes_on_earlier_segments_appear_once():
     delta, plain = 0.03, Mechanism(Poisson(20, 10), 2.0, 1.0)
     few = dataclasses.replace(plain, sampler=Poisson(40, 10))
     notes = cost([Segment(few), Segment(plain, range(1)), Segment(few)], delta).notes
@@ -548,7 +548,7 @@ def test_interrupted_epoch_has_two_prices_and_lower_ends(stops):
     assert record["epsilon_lower"] == guarantee.epsilon.lower
 
 
-def test_known_order_of_equal_rows_adds_nothing_for_an_interruption():
+def test_interruption_at_equal_rows_in_known_order_costs_nothing():
     of = Mechanism(Deterministic(6_250, 10, epochs=2), 2.0, 1.0)
     attempts = [range(700), range(700, 1_250)]
     alone = epsilon(of.privacy(), DELTA)

@@ -155,7 +155,7 @@ def test_states_of_every_layout_are_those_of_one_device(count, how):
         assert where == {"table": "P('devices',)", "odd": "P()", "w": "P()"}  # if its rows divide
 
 
-def test_a_step_exchanges_what_a_batch_reads_and_its_gradients_and_a_flush_nothing():
+def test_step_exchanges_only_read_rows_and_their_gradients():
     algorithm = dpsgd(one_table, OPTIMIZER, tables=LazyTables(0.3), microbatch_size=5)
     mechanism = Mechanism(POISSON, 1e-3, 1.0)
     params = {name: PARAMS[name] for name in ("table", "w")}
@@ -175,7 +175,7 @@ def test_a_step_exchanges_what_a_batch_reads_and_its_gradients_and_a_flush_nothi
         assert program.memory_analysis().alias_size_in_bytes >= 4 * R // 8 * width
 
 
-def test_a_look_up_beyond_a_table_reads_its_nearest_row_as_in_dense_tables():
+def test_look_up_beyond_a_table_reads_its_nearest_row():
     """Without noise; there each look-up is in the table."""
     lazily, _ = trained(on(8), sigma=0.0)
     of_tables = optax.sgd(TABLES.learning_rate, TABLES.momentum)
@@ -194,7 +194,7 @@ def test_a_look_up_beyond_a_table_reads_its_nearest_row_as_in_dense_tables():
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
-def test_where_nothing_but_noise_moves_them_no_number_differs_from_those_of_one_device(count):
+def test_pure_noise_differs_from_one_device_in_at_most_8_numbers(count):
     alone, found = (trained(where, nothing, sigma=1.0)[0] for where in (None, on(count)))
     # On eight devices the last bits of a row that a step has caught up differ; why is not known.
     # No guarantee needs them to be one: another placement is another attempt.
@@ -203,7 +203,7 @@ def test_where_nothing_but_noise_moves_them_no_number_differs_from_those_of_one_
         assert sum(np.sum(x != y) for x, y in pairs) <= most
 
 
-def test_eight_devices_repeat_their_bits_and_go_on_in_them_from_rows_whose_noise_is_pending():
+def test_eight_devices_repeat_their_bits_from_pending_rows():
     seen, last = trained(on(8))
     for ends in (trained(on(8)), trained(on(8), state=seen[0])):
         assert_same_bits(ends[0][-1], seen[-1])
@@ -235,7 +235,7 @@ def large_programs(rows):
     return programs_of(algorithm, mechanism, state, data, on(8), 2, 10), state
 
 
-def test_of_85_million_parameters_a_device_holds_an_eighth_and_no_temporary_grows_with_them():
+def test_each_of_8_devices_holds_an_eighth_of_85m_lazy_numbers():
     """A batch of 8,192, from shapes alone."""
     rows = 6_071_296
     found, state = large_programs(rows)

@@ -141,7 +141,7 @@ def test_parameters_after_20_steps_are_those_of_one_device(name):
 
 
 @pytest.mark.parametrize("placement", [on(8), on(8, SHARE)], ids=["replicated", "sharded"])
-def test_a_layout_repeats_its_bits_and_goes_on_in_them_and_leaves_the_callers_state(placement):
+def test_layout_repeats_its_bits_and_leaves_the_callers_state(placement):
     algorithm, mechanism = algorithm_of(dropped), mechanism_of(SEVERAL, Independent())
     seen, _ = trained(algorithm, mechanism, placement)
     again, _ = trained(algorithm, mechanism, placement)
@@ -154,7 +154,7 @@ def test_a_layout_repeats_its_bits_and_goes_on_in_them_and_leaves_the_callers_st
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_noise_is_bit_equal_on_every_layout_and_exchanges_nothing(law):
+def test_noise_has_equal_bits_on_every_layout_without_exchanges(law):
     algorithm, mechanism = dpsgd(nothing, optax.sgd(1.0)), Mechanism(ORDERED, 1.0, 1.0, LAWS[law])
     alone = trained(algorithm, mechanism, None)[0][-1]
     for place in (on(2), on(8), on(8, SHARE)):
@@ -171,7 +171,7 @@ def test_noise_is_bit_equal_on_every_layout_and_exchanges_nothing(law):
     assert collectives(found.compiled) == []
 
 
-def test_of_85_million_parameters_and_a_batch_of_8192_a_device_has_an_eighth():
+def test_each_of_8_devices_has_an_eighth_of_85m_parameters():
     """From shapes alone."""
     rows, dim, features, batch = 6_071_296, 14, 26, 8_192
     shapes = {
@@ -217,7 +217,7 @@ def looked_up(params, example):
     return (params["table"][example["id"]] @ params["out"] - example["y"]) ** 2
 
 
-def test_tables_are_sharded_by_default_where_a_state_would_fill_half_of_a_device():
+def test_tables_are_sharded_if_a_state_fills_half_of_a_device():
     def fitted(rows, memory, given=None):
         table = jax.ShapeDtypeStruct((rows, 16), jnp.float32)
         algorithm = dpsgd(looked_up, optax.adam(0.1))

@@ -82,7 +82,7 @@ def test_batches_of_anything_else_are_refused(tmp_path, other):
         BatchFiles(tmp_path / "batches", dataclasses.replace(draw, **changes), seed, DATA)
 
 
-def test_a_manifest_that_is_edited_for_another_attempt_does_not_fit_its_seal(tmp_path):
+def test_manifest_edited_for_another_attempt_breaks_its_seal(tmp_path):
     draw = drawn(tmp_path / "batches", SAMPLERS[2])
     manifest = tmp_path / "batches" / "batches.json"
     record = json.loads(manifest.read_text())
@@ -109,7 +109,7 @@ def test_a_damaged_file_is_named_and_not_trained_on(tmp_path, damage):
         list(files.blocks(0, 2))
 
 
-def test_a_folder_without_batches_and_one_that_begins_too_late_are_refused(tmp_path):
+def test_missing_or_late_batches_are_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no batches"):
         BatchFiles(tmp_path, Draw(SAMPLERS[0], "r", 0, 0, 3), SEED, DATA)
     draw = drawn(tmp_path / "batches", SAMPLERS[0], first_step=5)

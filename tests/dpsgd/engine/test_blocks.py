@@ -87,7 +87,7 @@ def test_an_error_in_the_background_comes_where_its_item_would():
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_devices_have_the_rows_of_their_own_places_whoever_gathers_them(devices):
+def test_each_device_has_the_rows_of_its_own_places(devices):
     sampler = Poisson(40, 9, 2, max_batch_size=10)
     data = np.arange(40)
     _, plan = next(plan_blocks(BatchSource(sampler, 1), first_step=0, block_steps=4))

@@ -163,7 +163,7 @@ MISCALIBRATED = [
 
 
 @each_kind
-def test_no_vector_of_a_row_is_longer_than_the_norm_that_it_is_clipped_to(kind):
+def test_row_vectors_stay_within_the_clipping_norm(kind):
     rng = np.random.default_rng(0)
     data = kind.wild(rng)
     states = [kind.of.start()[None], *(kind.folded(rng, scale)[:40] for scale in (0.1, 10.0))]
@@ -211,7 +211,7 @@ def test_a_row_without_class_or_number_counts_for_nothing(kind):
 
 @each_kind
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e4, 1e30, np.inf, np.nan])
-def test_whatever_is_released_the_numbers_are_finite_and_keep_to_their_range(kind, scale):
+def test_fitted_numbers_stay_finite_and_in_range_for_any_release(kind, scale):
     states = kind.folded(np.random.default_rng(4), scale)
     found = np.asarray(jax.vmap(kind.of.apply, (None, 0))((), states))
     assert np.isfinite(found).all()
@@ -287,7 +287,7 @@ def loss_of_classes(theta, row):
     ],
     ids=["platt", "temperature"],
 )
-def test_the_vector_of_a_row_holds_the_derivatives_of_its_log_loss(kind, example, loss, weight):
+def test_row_vector_has_the_derivatives_of_its_log_loss(kind, example, loss, weight):
     row = kind.of.reads((), jax.tree.map(jnp.asarray, example, is_leaf=lambda x: type(x) is list))
     theta = kind.of.start() * 0.9 + 0.1
     gradient, hessian = jax.grad(loss)(theta, row), jax.hessian(loss)(theta, row)
@@ -297,7 +297,7 @@ def test_the_vector_of_a_row_holds_the_derivatives_of_its_log_loss(kind, example
     np.testing.assert_allclose(kind.of.statistic(theta, row), expected, atol=1e-6)
 
 
-def test_predictions_that_are_all_alike_are_shifted_and_keep_their_scale():
+def test_equal_predictions_are_shifted_and_keep_their_scale():
     data = of_numbers(0.7, 0.1, spread=0.0)
     a, c = AFFINE.fitted(data)
     mean = float(np.mean(data["z"]))

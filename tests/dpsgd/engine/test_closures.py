@@ -204,7 +204,7 @@ class EqualFields:
 
 
 @pytest.mark.parametrize("place", ["init", "update"])
-def test_a_host_call_of_an_optimizer_equal_to_a_sound_one_is_refused(place):
+def test_host_call_of_an_optimizer_is_refused_despite_equality(place):
     sound = {"init": EqualFields(jnp.abs), "update": EqualFields(jnp.abs)}
     trained(optimizer=optax.GradientTransformation(**sound))
     calling = optax.GradientTransformation(**{**sound, place: EqualFields(HOST["pure_callback"])})

@@ -69,7 +69,7 @@ KINDS = {
 
 @pytest.mark.short("dense")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_leaf_without_a_path_to_the_loss_is_left_alone_and_the_audit_knows(kind):
+def test_leaf_without_a_path_to_the_loss_stays_constant(kind):
     noise, tables = KINDS[kind]
     mechanism = Mechanism(SAMPLER, 1.0, 1.0, noise)
     before = start()
@@ -83,7 +83,7 @@ def test_a_leaf_without_a_path_to_the_loss_is_left_alone_and_the_audit_knows(kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_kept_or_summed_for_a_frozen_leaf_and_others_are_trained_as_if_alone(kind):
+def test_frozen_leaf_has_no_state_and_changes_no_other_leaf(kind):
     noise, tables = KINDS[kind]
     mechanism, kept = Mechanism(SAMPLER, 1.0, 1.0, noise), {}
     alone = {name: leaf for name, leaf in start().items() if name not in FROZEN}
@@ -108,7 +108,7 @@ def test_nothing_is_kept_or_summed_for_a_frozen_leaf_and_others_are_trained_as_i
     assert list(map(len, kept[2])) == list(map(len, kept[5]))
 
 
-def test_frozen_leaves_are_found_by_rows_and_have_no_clipping_budget():
+def test_frozen_leaves_need_rows_and_have_no_clipping_budget():
     mechanism, algorithm = Mechanism(SAMPLER, 1.0, 1.0), dpsgd(loss_fn, ADAMW)
     state = algorithm.init(start(), mechanism)
     with pytest.raises(
@@ -171,7 +171,7 @@ def test_a_path_is_found_wherever_it_ends(name):
     assert not both
 
 
-def test_explain_names_what_is_frozen_and_a_loss_of_nothing_is_refused():
+def test_explain_names_frozen_leaves_and_refuses_a_constant_loss():
     shown = explain(loss_fn, start(), jax.tree.map(lambda x: x[0], ROWS))
     assert {line.split("'")[1] for line in shown.splitlines() if " frozen " in line} == FROZEN
     stopped = dpsgd(lambda p, row: loss_fn(lax.stop_gradient(p), row), ADAMW)
@@ -204,6 +204,6 @@ def test_what_is_not_asked_for_has_no_path_to_the_loss():
         assert frozen_leaves(loss, params, row) == {k for k, own in enumerate(asked) if not own}
 
 
-def test_a_filter_that_matches_nothing_is_refused_with_the_names_that_there_are():
+def test_filter_without_a_match_is_refused_with_all_names():
     with pytest.raises(ValueError, match=r"trained matches no parameter .* head\.kernel"):
         split_module(Adapted(nnx.Rngs(0)), trained=nnx.PathContains("tail"))

@@ -92,7 +92,7 @@ def test_another_call_draws_other_noise_and_other_batches(sampler, noise_multipl
     assert not np.array_equal(first.params["w"], second.params["w"])
 
 
-def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatch):
+def test_block_runs_only_after_it_is_declared(monkeypatch):
     private = mechanism(SAMPLERS[2])
     happened = []
 
@@ -122,7 +122,7 @@ def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatc
     assert len(happened) == 4
 
 
-def test_a_run_keeps_the_program_with_which_it_began_whatever_is_set_meanwhile(monkeypatch):
+def test_run_keeps_its_first_program_when_settings_change(monkeypatch):
     used = []
 
     def compile_block(*of, compiled=loop.compiled_block):

@@ -50,7 +50,7 @@ def test_apply_is_the_module_as_a_function_of_its_parameters(norm):
     assert not np.array_equal(apply(doubled, x), module(x))
 
 
-def test_batch_statistics_are_refused_by_name_where_they_are_updated():
+def test_updated_batch_statistics_are_refused_by_name():
     params, apply = split_module(Normalised(nnx.BatchNorm, nnx.Rngs(0)))
     with pytest.raises(ValueError, match=r"batch statistics \(.*mean.*var.*LayerNorm"):
         apply(params, jnp.ones(3))
@@ -81,7 +81,7 @@ def test_other_state_is_refused_by_name():
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["streams of its own", "streams of the call"])
-def test_dropout_is_a_function_of_the_key_and_differs_between_layers(own):
+def test_dropout_follows_the_key_and_differs_between_layers(own):
     _, apply = split_module(Dropped(nnx.Rngs(0) if own else None))
 
     def dropped(seed):

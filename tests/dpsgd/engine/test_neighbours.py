@@ -50,7 +50,7 @@ def data():
 
 @pytest.mark.short("shuffle", "poisson", "balls-and-bins")
 @EVERY_SAMPLER
-def test_an_example_moves_the_sums_it_takes_part_in_by_at_most_c_and_no_others(sampler):
+def test_example_moves_only_its_own_sums_and_by_at_most_c(sampler):
     rows = data()
     before = releases(sampler, rows)
     source = BatchSource(sampler, ROOT.sampling_seed(0))
@@ -67,7 +67,7 @@ def test_an_example_moves_the_sums_it_takes_part_in_by_at_most_c_and_no_others(s
         assert (moved[takes_part] > CLIP / 2).all()
 
 
-def test_a_users_copies_move_a_sum_by_as_many_c_so_the_guarantee_names_its_unit():
+def test_copies_of_an_example_move_a_sum_by_c_each():
     # Ten copies of each row, one after another: a user is ten examples.
     rows = np.repeat(10 * data()[: N // 10], 10, axis=0)  # all of them clipped
     sampler = SAMPLERS["deterministic"]

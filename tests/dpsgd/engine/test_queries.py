@@ -77,7 +77,7 @@ def test_a_sum_is_of_vectors_that_are_clipped_as_one(clip):
     np.testing.assert_allclose(found, expected, atol=3e-6 * clip)
 
 
-def test_noise_is_sigma_c_over_n_in_every_coordinate_of_every_sum():
+def test_noise_of_sums_is_sigma_c_over_n_in_every_coordinate():
     size, sigma, clip, count = 6_000, 3.0, 5.0, 2
     wide = Means(of_row=lambda state, row: 0 * jnp.tile(row, size // D), size=size)
     found = released(wide, mechanism(count, sigma, clip))
@@ -87,7 +87,7 @@ def test_noise_is_sigma_c_over_n_in_every_coordinate_of_every_sum():
     assert min(stats.chi2.cdf(total, size), stats.chi2.sf(total, size)) > 1e-6
 
 
-def test_the_steps_of_the_sums_are_declared_together_before_any_noise(monkeypatch):
+def test_steps_of_all_sums_are_declared_before_any_noise(monkeypatch):
     declared = []
 
     def stop(steps):
@@ -138,7 +138,7 @@ def test_what_is_not_the_same_has_another_digest(one, two):
         (Means(size=[D]), "Means must be a frozen dataclass of parts that have a hash"),
     ],
 )
-def test_what_could_see_other_rows_is_refused_before_the_run_is_known_of(means, message):
+def test_refinement_that_sees_other_rows_is_refused_beforehand(means, message):
     declared = []
     with pytest.raises(ValueError, match=message):
         released(means, declare=declared.append)

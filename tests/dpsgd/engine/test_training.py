@@ -86,7 +86,7 @@ SHARDS = pytest.param(Poisson(N, 8, 2, max_batch_size=12, num_shards=2), id="sha
 
 @pytest.mark.short("shuffle", "poisson", "balls-and-bins")
 @pytest.mark.parametrize("sampler", [*of_samplers(long=["accumulating poisson"]), SHARDS])
-def test_without_noise_and_clipping_it_is_plain_optax_training_on_the_same_batches(sampler):
+def test_without_noise_and_clipping_training_equals_plain_optax(sampler):
     for block in blocks(sampler, 0.0, np.inf):
         got = jax.tree.map(np.asarray, block.state.params)
     source = BatchSource(sampler, RootKey.from_insecure_seed(3).sampling_seed())
@@ -164,7 +164,7 @@ def test_runs_that_differ_in_numbers_share_one_program(caplog):
         assert (shared[3] == alone).all()
 
 
-def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
+def test_changed_function_gets_a_program_of_its_own():
     trained()
     idle = ALGORITHM._replace(
         update=lambda state, *_: (state._replace(step=state.step + 1), state.params)
@@ -173,9 +173,7 @@ def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
 
 
 @pytest.mark.parametrize(("free", "stays"), [(2 * 24 * N + 1, False), (2 * 24 * N - 1, True)])
-def test_data_that_take_more_than_half_of_a_devices_free_memory_stay_on_the_host(
-    free, stays, monkeypatch
-):
+def test_data_above_half_of_the_free_memory_stay_on_the_host(free, stays, monkeypatch):
     gathered = []
     with_rows = feed.with_rows
     monkeypatch.setattr(Placement, "free_memory", free)
@@ -201,7 +199,7 @@ def test_no_more_than_two_blocks_are_ever_under_way(monkeypatch):
     assert waited == [2, 3]
 
 
-def test_a_seed_repeats_a_run_and_warns_that_nothing_is_guaranteed():
+def test_seed_repeats_a_run_and_voids_the_guarantee():
     found = []
     for _ in range(2):
         with pytest.warns(UserWarning, match="NO GUARANTEE: reproducible noise"):
@@ -222,9 +220,7 @@ def test_two_calls_share_neither_noise_nor_draws(sampler):
 
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_data_that_are_not_finite_give_a_warning_that_tells_where_and_no_more(
-    bad, on_device, monkeypatch
-):
+def test_nonfinite_data_give_a_warning_with_their_location_alone(bad, on_device, monkeypatch):
     monkeypatch.setattr(trainer, "_READ_BYTES", 100)  # a few rows at a time
     said = []
     for count in (1, 3):

@@ -112,7 +112,7 @@ def test_a_loss_sees_the_levels_below_its_unit_as_axes(monkeypatch):
 
 @pytest.mark.short("2")
 @pytest.mark.parametrize("level", [0, 1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_unit_moves_the_noised_sum_by_at_most_c_and_an_example_by_twice_that(level):
+def test_unit_moves_the_noised_sum_by_at_most_c(level):
     # The coupled test: neighbours share noise and draws.
     sampler = Multistage(TREE, (3, 2, 4), steps=12, clipped_level=level)
     before, data = releases(sampler, rows()), rows()
@@ -127,7 +127,7 @@ def test_a_unit_moves_the_noised_sum_by_at_most_c_and_an_example_by_twice_that(l
     assert moved.max() <= 2 * CLIP * (1 + 1e-4)
 
 
-def test_the_audit_passes_units_clipped_as_one_and_catches_rows_clipped_each():
+def test_audit_catches_units_whose_rows_are_clipped_alone():
     sampler = Multistage(TREE, (3, 2, 4), steps=12, clipped_level=1)
     mechanism = Mechanism(sampler, 1.0, CLIP)
 

@@ -14,13 +14,13 @@ from jax.extend import core
 from dpsgd import LazyTables, Mechanism, clipped_grad, dpsgd, explain, train
 from dpsgd.gradients.isolation import ForeignCalls
 from samplers import Deterministic
+from tests.dpsgd.methods import METHODS, loss_by
 from tests.dpsgd.mixing import shared
 
 B, D = 4, 3
 W = np.linspace(-1.0, 1.0, D, dtype=np.float32)
 X = np.random.default_rng(0).normal(size=(B, D)).astype(np.float32)
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
-METHODS = {"ghost": {}, "vmap": {"method": "vmap"}}
 
 
 def only_in_its_derivative(rule):
@@ -149,12 +149,11 @@ COULD_SEE_A_BATCH = {
 }
 
 
-def refuses(name, **how):
+def refuses(name, method="ghost"):
     function, words = COULD_SEE_A_BATCH[name]
     # So many at a time that their memory is not estimated, for which the loss is traced as well.
-    run = clipped_grad(
-        lambda w, x: jnp.dot(w, function(w * x)), l2_clip_norm=1.0, microbatch_size=B, **how
-    )
+    loss_fn = loss_by(method, lambda w, x: jnp.dot(w, function(w * x)))
+    run = clipped_grad(loss_fn, l2_clip_norm=1.0, microbatch_size=B)
     with pytest.raises(ValueError, match=words) as refused:
         jax.eval_shape(run, W, X, np.ones(B))
     assert "\n" not in str(refused.value)
@@ -187,7 +186,8 @@ def test_a_loss_that_closes_over_a_traced_value_is_refused(method):
     @jax.jit
     def around(batch):
         mean = batch.mean(0)
-        run = clipped_grad(lambda w, x: jnp.dot(w, x - mean), l2_clip_norm=1.0, **METHODS[method])
+        loss_fn = loss_by(method, lambda w, x: jnp.dot(w, x - mean))
+        run = clipped_grad(loss_fn, l2_clip_norm=1.0)
         return run(W, batch, jnp.ones(B))
 
     with pytest.raises(ValueError, match=r"closes over a traced value, float32\[3\]"):
@@ -205,7 +205,7 @@ def test_a_sum_over_an_axis_around_the_loss_is_refused():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_python_of_a_loss_and_of_its_derivative_never_meets_a_batch(method):
+def test_python_of_loss_and_derivative_sees_one_example(method):
     met = []
 
     @jax.custom_vjp
@@ -222,7 +222,8 @@ def test_python_of_a_loss_and_of_its_derivative_never_meets_a_batch(method):
         return (g,)
 
     watched.defvjp(forward, backward)
-    run = clipped_grad(lambda w, x: jnp.dot(w, watched(w * x)), l2_clip_norm=1.0, **METHODS[method])
+    loss_fn = loss_by(method, lambda w, x: jnp.dot(w, watched(w * x)))
+    run = clipped_grad(loss_fn, l2_clip_norm=1.0)
     jax.eval_shape(run, W, X, np.ones(B))
     assert len(met) >= 4
     assert not [x for x in met if type(x).__name__ == "BatchTracer"]
@@ -277,13 +278,13 @@ SLOW = {"decomposition", "iteration", "order", "spectrum", "scan"}
     [
         pytest.param(name, method, marks=[pytest.mark.long] * (method == "vmap" or name in SLOW))
         for name in ALONE
-        for method in ("ghost", "vmap")
+        for method in METHODS
     ],
 )
-def test_what_an_example_adds_is_the_same_to_the_bit_whatever_the_others_are(name, method):
-    function, how = ALONE[name], METHODS[method]
-    run = clipped_grad(lambda w, x: jnp.dot(w, function(x * (1 + w))), l2_clip_norm=1.0, **how)
-    run = jax.jit(run, compiler_options=FAST_COMPILE)
+def test_contribution_has_equal_bits_whatever_the_other_examples(name, method):
+    function = ALONE[name]
+    loss_fn = loss_by(method, lambda w, x: jnp.dot(w, function(x * (1 + w))))
+    run = jax.jit(clipped_grad(loss_fn, l2_clip_norm=1.0), compiler_options=FAST_COMPILE)
     for i in (0, B - 1):
         alone = np.eye(B, dtype=np.float32)[i]
         expected = np.array(run(W, X, alone)[0])
@@ -296,7 +297,7 @@ def test_what_an_example_adds_is_the_same_to_the_bit_whatever_the_others_are(nam
 @pytest.mark.short("*-ghost", "True-vmap")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("keyed", [False, True])
-def test_a_host_call_is_let_through_one_example_at_a_time_where_that_is_asked_for(method, keyed):
+def test_allowed_host_call_gets_one_example_at_a_time(method, keyed):
     met = []
 
     def host(x):
@@ -307,18 +308,19 @@ def test_a_host_call_is_let_through_one_example_at_a_time_where_that_is_asked_fo
         like = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return jnp.dot(w, jax.pure_callback(host, like, x, vmap_method=vmap_method))
 
-    how, keys = METHODS[method], jax.random.split(jax.random.key(0), B) if keyed else None
-    asked = ForeignCalls((lambda w, x, key: loss_fn(w, x)) if keyed else lambda w, x: loss_fn(w, x))
-    run = jax.jit(clipped_grad(asked, l2_clip_norm=100.0, **how), compiler_options=FAST_COMPILE)
+    keys = jax.random.split(jax.random.key(0), B) if keyed else None
+    one_by_one = (lambda w, x, key: loss_fn(w, x)) if keyed else lambda w, x: loss_fn(w, x)
+    allowed = ForeignCalls(loss_by(method, one_by_one))
+    run = jax.jit(clipped_grad(allowed, l2_clip_norm=100.0), compiler_options=FAST_COMPILE)
     total, _ = run(W, X, np.ones(B), keys)
     assert {x.shape for x in met} == {(D,)}
     np.testing.assert_allclose(total, np.sin(X).sum(0), rtol=1e-5)
-    whole = ForeignCalls(lambda w, x: loss_fn(w, x, "expand_dims"))
+    whole = ForeignCalls(loss_by(method, lambda w, x: loss_fn(w, x, "expand_dims")))
     with pytest.raises(ValueError, match='give vmap_method="sequential"'):
-        jax.eval_shape(clipped_grad(whole, l2_clip_norm=100.0, **how), W, X, np.ones(B))
+        jax.eval_shape(clipped_grad(whole, l2_clip_norm=100.0), W, X, np.ones(B))
 
 
-def test_a_host_call_that_keeps_state_trains_only_with_not_covered_in_the_sentence():
+def test_stateful_host_call_is_named_as_not_covered():
     largest = [0.0]
 
     def host(x):
@@ -343,7 +345,7 @@ def test_a_host_call_that_keeps_state_trains_only_with_not_covered_in_the_senten
         dpsgd(ForeignCalls(loss_fn), optax.sgd(0.1))
 
 
-def test_keys_that_a_loss_is_given_are_threefry_whatever_the_default():
+def test_loss_keys_are_threefry_under_any_default():
     def loss_fn(w, x, key):
         return jnp.dot(w, x * jax.random.normal(jax.random.split(key)[0], x.shape))
 

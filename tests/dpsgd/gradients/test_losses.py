@@ -95,7 +95,7 @@ LAYOUTS = {
 
 @pytest.mark.short("at once", "another attempt")
 @pytest.mark.parametrize(("sampler", "how"), LAYOUTS.values(), ids=LAYOUTS)
-def test_draws_are_a_function_of_row_number_and_step_in_every_layout(sampler, how):
+def test_draws_depend_on_row_and_step_alone_in_every_layout(sampler, how):
     attempt = how.get("attempt", 0)
     found = releases(sampler, **how)
     source = BatchSource(sampler, ROOT.sampling_seed(attempt))
@@ -122,7 +122,7 @@ def test_an_example_that_is_zeroed_changes_no_other_ones_draws():
     assert before[:, 17].any()
 
 
-def test_a_unit_that_is_clipped_as_one_has_one_key_that_of_its_first_row():
+def test_unit_clipped_as_one_has_the_key_of_its_first_row():
     tree = UnitTree.from_columns({"unit": np.repeat(np.arange(8), 5)})
     sampler = Multistage(tree, (4, 2), steps=6, clipped_level=1)
 
@@ -151,7 +151,7 @@ def by_place(algorithm):
 
 
 @pytest.mark.parametrize("planted", [False, True], ids=["sound", "keys by place"])
-def test_the_audit_passes_a_loss_with_a_key_and_catches_keys_that_depend_on_the_batch(planted):
+def test_audit_catches_loss_keys_that_depend_on_the_batch(planted):
     mechanism = Mechanism(Shuffle(N, 8, 2), 1.0, 0.5)
 
     algorithm = dpsgd(draws_loss, optax.sgd(0.1))
@@ -196,7 +196,7 @@ def test_a_loss_takes_a_key_if_it_requires_a_third_argument(loss, expected):
 @pytest.mark.parametrize(
     "loss", [lambda params: 0.0, lambda *args: 0.0, optional_key, by_name, lambda a, b, c, d: 0.0]
 )
-def test_a_loss_whose_arguments_do_not_tell_is_refused_in_one_line(loss):
+def test_loss_of_ambiguous_arguments_is_refused_in_one_line(loss):
     for make in (
         lambda: dpsgd(loss, optax.sgd(0.1)),
         lambda: clipped_grad(loss, l2_clip_norm=1.0),

@@ -39,41 +39,41 @@ def without_a_rule():
     return params, loss_fn, normal(1, 40, 100)
 
 
-PAIRS = [(look_ups_and_layers, "ghost"), (without_a_rule, "vmap")]
+CASES = [look_ups_and_layers, without_a_rule]
 
 
-def estimate(case, method):
+def estimate(case):
     params, loss_fn, batch = case()
-    return memory.bytes_per_example(loss_fn, params, batch[0], tapped=method == "ghost")
+    return memory.bytes_per_example(loss_fn, params, batch[0])
 
 
 BOUND = 2**24
 
 
-def batch_beyond_the_bound(case, method):
-    return 4 * BOUND // estimate(case, method)
+def batch_beyond_the_bound(case):
+    return 4 * BOUND // estimate(case)
 
 
 @functools.cache
-def temporary_bytes(case, method, batch_size, microbatch_size=None):
+def temporary_bytes(case, batch_size, microbatch_size=None):
     """Temporary memory of the compiled program, which is not run."""
     params, loss_fn, batch = case()
     batch = jax.ShapeDtypeStruct((batch_size, *batch.shape[1:]), batch.dtype)
     weights = jax.ShapeDtypeStruct((batch_size,), jnp.float32)
-    run = clipped_grad(loss_fn, l2_clip_norm=1.0, method=method, microbatch_size=microbatch_size)
+    run = clipped_grad(loss_fn, l2_clip_norm=1.0, microbatch_size=microbatch_size)
     program = jax.jit(run, compiler_options=FAST_COMPILE).lower(params, batch, weights).compile()
     return program.memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.short("without_a_rule*")
-@pytest.mark.parametrize(("case", "method"), PAIRS)
-def test_a_large_batch_keeps_within_the_bound_without_being_told(case, method, monkeypatch):
+@pytest.mark.parametrize("case", CASES)
+def test_a_large_batch_keeps_within_the_bound_without_being_told(case, monkeypatch):
     monkeypatch.setattr(memory, "MICROBATCH_BYTES", BOUND)
-    size = batch_beyond_the_bound(case, method)
+    size = batch_beyond_the_bound(case)
     batch_bytes = size * 4 * case()[2][0].size  # the batch itself, cut into microbatches
-    cut = temporary_bytes(case, method, size)
+    cut = temporary_bytes(case, size)
     assert cut < 1.5 * BOUND + 2 * batch_bytes
-    assert temporary_bytes(case, method, size, size) > 1.5 * cut
+    assert temporary_bytes(case, size, size) > 1.5 * cut
 
 
 def test_an_example_beyond_the_bound_is_taken_alone():
@@ -81,11 +81,11 @@ def test_an_example_beyond_the_bound_is_taken_alone():
     assert memory.microbatch_size(40, memory.MICROBATCH_BYTES // 9) == 8  # five, of 9 at most
 
 
-def test_explain_names_the_memory_of_each_leaf_and_the_microbatch():
+def test_explain_states_leaf_memory_and_microbatch_size():
     params, loss_fn, batch = without_a_rule()
     leaf, last = explain(loss_fn, params, batch[0]).splitlines()
     assert leaf == "['scale']  [10000]  vmap  78.12 KiB  used by cumsum, which has no rule"
-    example_bytes = estimate(without_a_rule, "ghost")
+    example_bytes = estimate(without_a_rule)
     most = memory.microbatch_size(2**31, example_bytes)
     assert 0.99 < most * example_bytes / memory.MICROBATCH_BYTES <= 1
     assert last.endswith(f"up to {most} examples together")

@@ -10,6 +10,7 @@ from jax.extend.core import Literal
 
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import RunLoss
+from tests.dpsgd.methods import METHODS, loss_by
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -54,15 +55,15 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("method", ["ghost", "vmap"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.usefixtures("optimised")
-def test_an_example_is_clipped_to_c_exactly_however_near_its_norm_is(loss, method):
+def test_example_is_clipped_to_c_however_near_its_norm(loss, method):
     """Norms are 2^-1, ..., 2^-23 of C below and above it; the sum under a large C has them."""
 
     @jax.jit
     def total(weights, clip):
-        sums = clipped_grad(LOSSES[loss], l2_clip_norm=clip, method=method)
+        sums = clipped_grad(loss_by(method, LOSSES[loss]), l2_clip_norm=clip)
         leaves = jax.tree.leaves(sums(PARAMS, ROWS, weights)[0])
         return jnp.concatenate([leaf.ravel() for leaf in leaves])
 
@@ -113,10 +114,10 @@ def read_anew(closed, arguments, draw):
     return [find(atom) for atom in closed.jaxpr.outvars]
 
 
-@pytest.mark.parametrize("method", ["ghost", "vmap"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_norm_and_sum_agree_however_each_reader_is_rounded(loss, method):
-    sums = clipped_grad(LOSSES[loss], l2_clip_norm=0.5, method=method)
+    sums = clipped_grad(loss_by(method, LOSSES[loss]), l2_clip_norm=0.5)
     weights = jnp.zeros(16).at[3].set(1.0)
     program = jax.make_jaxpr(lambda *of: sums(*of)[0])(PARAMS, ROWS, weights)
     leaves, draw = jax.tree.leaves((PARAMS, ROWS, weights)), np.random.default_rng(0)

@@ -119,7 +119,7 @@ def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path)
     ],
     ids=repr,
 )
-def test_noise_that_a_ledger_does_not_name_rightly_is_refused_in_one_line(noise, message):
+def test_unknown_noise_in_a_ledger_is_refused_in_one_line(noise, message):
     body = Terms(Segment(mechanism(Independent(), Poisson(N, 8))), 1e-5).record()
     body = {name: value for name, value in body.items() if name != "noise"}
     with pytest.raises(ValueError, match=message) as error:
@@ -127,7 +127,7 @@ def test_noise_that_a_ledger_does_not_name_rightly_is_refused_in_one_line(noise,
     assert "\n" not in str(error.value)
 
 
-def test_correlated_noise_costs_what_independent_noise_does_where_participations_are_apart():
+def test_correlated_noise_costs_as_independent_for_apart_steps():
     # That its columns' norm is not below 1 it does not say, so no lower end is proved.
     assert mechanism(TwoBands()).privacy() == UpperEnd(mechanism(Independent()).privacy())
     for steps in (3, 12):

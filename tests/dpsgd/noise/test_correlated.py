@@ -50,7 +50,7 @@ def noises_of(noise, steps, first=0, total=0.0):
 @pytest.mark.short("*noise of 2 bands")
 @pytest.mark.parametrize("noise", [THREE, BandedToeplitz((1.0,)), TWO], ids=str)
 @pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.long), 5])
-def test_whitened_noise_is_the_fresh_noise_of_each_step_in_every_leaf(noise, first):
+def test_whitened_noise_is_the_fresh_noise_of_each_leaf(noise, first):
     releases, _ = noises_of(noise, 7, first)
     stddev = 0.7 * 3.0
     for number, (name, shape) in enumerate(LIKE.items()):
@@ -72,7 +72,7 @@ def test_noise_and_what_is_kept_of_it_depend_on_no_data(noise):
 @pytest.mark.parametrize(
     ("noise", "coarser"), [(THREE, 1), (BandedToeplitz((1.0, -0.99)), 4)], ids=str
 )
-def test_releases_lie_on_one_public_grid_on_which_the_noise_is_exact(noise, coarser):
+def test_releases_lie_on_one_public_grid(noise, coarser):
     assert noise.spread / 3.2 <= coarser
     cell = float(grid(0.7 * 3.0)) * coarser
     for release in noises_of(noise, 4, total=0.1234567)[0]:
@@ -98,7 +98,7 @@ def matrix_of(noise, steps):
     ],
     ids=repr,
 )
-def test_column_norm_and_spread_are_those_of_the_matrix_and_exact_in_a_ledger(noise):
+def test_column_norm_and_spread_match_the_matrix_and_the_ledger(noise):
     steps = 3000
     column = noise.whiten(np.eye(steps, 1))[:, 0]
     assert 1 - 2e-7 <= np.linalg.norm(column) <= 1
@@ -136,7 +136,7 @@ def test_columns_have_norm_one_at_most(coefficients):
         ((1.0, -0.99999), "beyond 32 times"),
     ],
 )
-def test_numbers_that_make_no_noise_or_explode_are_refused_in_one_line(coefficients, message):
+def test_invalid_or_exploding_coefficients_are_refused(coefficients, message):
     with pytest.raises(ValueError, match=message) as error:
         BandedToeplitz(coefficients)
     assert "\n" not in str(error.value)
@@ -158,7 +158,7 @@ DRAWN = {
 
 
 @pytest.mark.parametrize(("sampler", "reach"), DRAWN.items(), ids=map(repr, DRAWN))
-def test_noise_is_refused_where_steps_of_an_example_may_be_nearer_than_it_reaches(sampler, reach):
+def test_noise_of_more_bands_than_the_separation_is_refused(sampler, reach):
     mechanism = Mechanism(sampler, 0.8, 1.0, noise=THREE)
     why = f"is correlated over 3 steps, more than the minimum separation {reach} .* a fixed order"
     for ask in (mechanism.privacy, lambda: mechanism.privacy_of([range(4)])):
@@ -178,7 +178,7 @@ def test_noise_is_refused_where_steps_of_an_example_may_be_nearer_than_it_reache
     ],
     ids=repr,
 )
-def test_noise_costs_what_independent_noise_does_where_all_possible_steps_are_apart(sampler):
+def test_noise_costs_as_independent_if_possible_steps_are_apart(sampler):
     correlated, independent = (
         Mechanism(sampler, 0.8, 1.0, noise=n) for n in (THREE, Independent())
     )
@@ -198,7 +198,7 @@ def test_noise_costs_what_independent_noise_does_where_all_possible_steps_are_ap
 
 @pytest.mark.parametrize("coefficients", [(1.0, 0.3, 0.2), (0.9, 0.1), (0.7, -0.5, 0.3)])
 @pytest.mark.parametrize("at", [1e-6, 1.0])
-def test_ends_hold_the_cost_of_the_columns_that_are_computed_with(coefficients, at):
+def test_cost_interval_covers_the_programs_float32_columns(coefficients, at):
     """Of norm r just below 1: a known order costs one Gaussian release at sigma / r."""
     noise = BandedToeplitz(coefficients)
     ratios, gain = rounded(tuple(noise.coefficients))
@@ -244,7 +244,7 @@ def test_the_error_of_running_sums_is_that_of_the_reference(bands):
 
 
 @pytest.mark.parametrize("bands", [256, 1024])
-def test_the_noise_of_cyclic_balls_and_bins_is_that_of_the_reference(bands):
+def test_noise_of_cyclic_balls_and_bins_equals_the_reference(bands):
     noise, (sigma, _) = banded_square_root(bands), REFERENCE[bands][5.0]
     sampler = BallsAndBins(36_000 * 1024, 1024, cycle_length=bands, overflow="accumulate")
     assert epsilon(noise.privacy(sampler, sigma * 1.005), 2.7e-8).upper <= 5.0

@@ -38,7 +38,7 @@ noised = jax.jit(add_gaussian_noise)  # (tree, key, step, stddev, divisor=)
 @pytest.mark.parametrize(
     "shape", [(7,), (3, 5), (2, 3, 4), (2**31, 2**20), (3, 2**32 - 1, 5), (2**21, 2**21, 2**21)]
 )
-def test_a_coordinate_is_counted_by_its_row_major_index_also_beyond_32_bits(shape):
+def test_coordinates_count_by_row_major_index_beyond_32_bits(shape):
     rng = np.random.default_rng(1)
     positions = [np.r_[0, size - 1, rng.integers(0, size, 50)].astype(np.uint32) for size in shape]
     low, high = philox._flat_index([jnp.asarray(p) for p in positions], shape)
@@ -104,7 +104,7 @@ def exact_radius(high, low):
         return mpmath.sqrt(-2 * mpmath.log(u))
 
 
-def test_the_radius_is_right_at_both_ends_and_at_every_scale_between():
+def test_radius_is_right_at_both_ends_and_every_scale():
     rng = np.random.default_rng(2)
     top, cut = 0xFFFFFFFF, 0xB504F334
     pairs = [(0, 0), (0, 1), (0, top), (1, 0), (top, top), (top, top - 1), (top, 0)]
@@ -175,7 +175,7 @@ def law(request):
     return {"draws": draws, "variance": square / draws, "tails": tails, "cells": cells}
 
 
-def test_the_variance_is_right_and_one_percent_either_way_is_caught(law):
+def test_variance_is_right_and_one_percent_off_is_caught(law):
     allowed = stats.norm.isf(FALSE_ALARM / 2) * math.sqrt(2 / law["draws"])
     for factor in (0.99, 1.0, 1.01):
         assert (abs(law["variance"] * factor**2 - 1) < allowed) == (factor == 1.0)
@@ -213,7 +213,7 @@ def test_the_divisor_divides_the_noised_sum_exactly():
 
 
 @given(st.floats(2.0**-99, 2.0**100, width=32))
-def test_the_grid_is_a_power_of_two_that_stddev_spans_2_to_the_18_to_19_times(stddev):
+def test_grid_is_the_power_of_two_18_bits_below_stddev(stddev):
     spacing = float(grid(stddev))
     assert math.frexp(spacing)[0] == 0.5
     assert 2**18 <= stddev / spacing < 2**19
@@ -229,7 +229,7 @@ MAGNITUDES = [
 
 
 @pytest.mark.parametrize(("stddev", "magnitude"), MAGNITUDES)
-def test_output_is_the_exact_sum_plus_noise_rounded_stochastically_to_the_grid(stddev, magnitude):
+def test_output_is_sum_plus_noise_rounded_to_the_grid(stddev, magnitude):
     """It is g ceil((S + stddev z) / g - U), as the module claims, by the key's own z and U."""
     stddev, size, step = float(np.float32(stddev)), 20_000, 21
     rng = np.random.default_rng(4)

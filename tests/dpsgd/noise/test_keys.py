@@ -131,7 +131,7 @@ else:
 """
 
 
-def test_of_two_processes_that_a_fork_leaves_with_one_root_one_draws_by_it():
+def test_forked_process_is_refused_the_parents_root():
     ran = subprocess.run(
         [sys.executable, "-uc", FORKED], check=True, capture_output=True, text=True
     )

@@ -84,7 +84,7 @@ def whole_mechanism(
 
 @pytest.mark.parametrize("epochs", [1, 2])
 @pytest.mark.parametrize("what", GRADIENTS)
-def test_the_simulated_loss_is_never_above_the_cost_whatever_gradients_look_at(what, epochs):
+def test_simulated_loss_of_adaptive_gradients_is_within_the_cost(what, epochs):
     for group, epsilon in itertools.product((0, 1), EPSILONS):
         certified = BallsAndBinsProfile(SIGMA, 4, epochs).delta(epsilon)
         found = whole_mechanism(GRADIENTS[what], group, epochs, DRAWS, seed=group)

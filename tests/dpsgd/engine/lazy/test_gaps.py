@@ -52,7 +52,7 @@ def test_a_gap_is_what_the_update_rule_does_to_noise(schedule, momentum):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_step_looks_up_a_root_of_the_covariance_to_the_digits_of_float32(momentum):
+def test_covariance_roots_are_exact_to_float32_digits(momentum):
     """Of a gap, L L^T is V; and what has no noise of its own there gets none that shows."""
     run = LazyTables(lambda k: 0.1 + np.cos(k) ** 2, momentum).of_run(STEPS)
     laws, bounds = RunLaws(run), [(0, STEPS - 1), (7, 900), (7, 500), (STEPS - 2, STEPS - 1)]

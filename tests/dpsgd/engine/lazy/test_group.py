@@ -148,7 +148,7 @@ def standardised(found, tables, sigma):
 
 
 @EACH_KIND
-def test_noise_has_one_law_in_rows_that_are_read_often_once_and_never(tables):
+def test_noise_has_one_law_however_often_rows_are_read(tables):
     """False alarms: below 1e-7 for each of six tests."""
     mechanism = Mechanism(SAMPLERS[0], 2.0, l2_clip_norm=1.0)
     algorithm = dpsgd(nothing, optax.adam(0.01), tables=tables)
@@ -162,7 +162,7 @@ def test_noise_has_one_law_in_rows_that_are_read_often_once_and_never(tables):
     assert stats.kstest(found.ravel(), "norm").pvalue > 1e-8
 
 
-def test_a_step_noises_every_coordinate_of_the_rows_that_it_reads():
+def test_step_noises_every_coordinate_of_the_rows_it_reads():
     numbers = jnp.asarray([0, 1, 7, R - 1], jnp.int32)
     total, stddev = jnp.ones((4, D)).at[1:3].set(0), 2.0  # as of an example with no gradient
     noised = jax.jit(add_row_noise, static_argnums=4)(total, numbers, KEY, 5, 3, stddev, 4.0) * 4.0
@@ -197,7 +197,7 @@ def test_draws_for_a_gap_have_its_covariance(momentum):
     assert np.all(np.asarray(after.steps) == 23)
 
 
-def test_noise_of_steps_gaps_leaves_and_dense_parameters_is_independent():
+def test_noise_is_independent_over_steps_gaps_and_leaves():
     """Correlations of 1e5 pairs each: false alarms below 1e-7 for all 15 together."""
     numbers = jnp.arange(10**5, dtype=jnp.int32)
     names = [(5, 1, of) for of in (STEP, MOMENTUM, VALUE)] + [(6, 1, VALUE)]
@@ -226,7 +226,7 @@ def blocks(tables=TABLES[1], sigma=1.0, state=None, stop=None, insecure_seed=SEE
     return found
 
 
-def test_parameters_are_refused_before_a_flush_and_given_after_it():
+def test_parameters_are_available_only_after_a_flush():
     params, steps = start(), jnp.zeros(R, jnp.int32)
     for pending in (False, True):
         table = Table(params["table"], None, steps if pending else None)
@@ -239,7 +239,7 @@ def test_parameters_are_refused_before_a_flush_and_given_after_it():
             assert state.params is params
 
 
-def test_states_of_algorithms_with_and_without_lazy_tables_are_refused_by_each_other():
+def test_states_with_and_without_lazy_tables_are_told_apart():
     """A dense algorithm adds no pending noise, and would call the rest covered."""
     lazy_state = blocks(stop=4)[-1]
     assert lazy_state.pending
@@ -252,7 +252,7 @@ def test_states_of_algorithms_with_and_without_lazy_tables_are_refused_by_each_o
 
 
 @pytest.mark.parametrize("first", [0.0, 0.01])
-def test_the_last_bits_of_a_flushed_row_do_not_tell_whether_it_was_read(first):
+def test_last_bits_of_a_flushed_row_hide_whether_it_was_read(first):
     """All lie on one grid: else only a row that nobody read is its start plus one product."""
     run, width, stddev = LinearSgd((0.1,) * 20), 4_000, jnp.float32(0.013)
     how = {"noise_key": KEY, "leaf": 0, "stddev": stddev}
@@ -285,7 +285,7 @@ def test_the_last_bits_of_a_flushed_row_do_not_tell_whether_it_was_read(first):
 
 
 @pytest.mark.long
-def test_a_step_makes_no_copy_of_a_table_nor_of_the_steps_in_its_rows():
+def test_step_copies_neither_a_table_nor_its_row_steps():
     mechanism, algorithm = Mechanism(SAMPLERS[0], 1.0, l2_clip_norm=1.0), lazy(TABLES[1])
     layout = Layout.choose(mechanism.sampler, rows(), block_steps=4)
     state = algorithm.init(start(), mechanism, rows())
@@ -296,7 +296,7 @@ def test_a_step_makes_no_copy_of_a_table_nor_of_the_steps_in_its_rows():
 
 
 @pytest.mark.parametrize("size", [1.0, 2.0**13, 1e6, 1e30])
-def test_all_numbers_that_are_flushed_have_cells_with_many_floats_in_them(size):
+def test_flushed_numbers_have_cells_of_many_floats(size):
     """Else large ones under little noise tell by their last bits in how many steps they were read.
 
     Means within 6 standard errors: false alarms below 2e-9 each.
@@ -324,7 +324,7 @@ def test_rounding_of_each_flushed_number_has_no_bias(size):
     assert np.all(bias <= cell * np.sqrt(np.log(2 * 32 * 3 / 1e-6) / (2 * 4096)))
 
 
-def test_tables_with_more_numbers_than_noise_tells_apart_are_refused():
+def test_tables_of_2_to_the_32_numbers_are_refused():
     shapes = {"table": jax.ShapeDtypeStruct((2**26, 64), jnp.float32)}
     ids = {"ids": jax.ShapeDtypeStruct((2,), jnp.int32)}
     loss = with_rows(lookups, lambda params, rows, example: rows["table"].sum())
@@ -344,7 +344,7 @@ def test_what_a_flush_draws_is_another_noise_in_each_attempt():
     assert np.mean(first == other) < 0.01  # one key would make all of them equal
 
 
-def test_a_run_is_flushed_at_multiples_of_its_steps_wherever_it_goes_on():
+def test_resumed_run_is_flushed_at_the_same_multiples():
     whole = blocks(flush_every=6)
     kinds = [(int(state.step), state.pending) for state in whole]
     assert [step for step, _ in kinds] == [4, 6, 10, 12, 16, 18, 22, 24, 28, 30]
