@@ -155,14 +155,18 @@ def _smallest_noise(
     def exact(log_noise: float) -> float:
         return excess(question.of(privacy(math.exp(log_noise))).upper)
 
-    falling_root(
+    low, high = falling_root(
         rough, 0.0, lambda x: _ROUGH,
         low=_SMALLEST_LOG_NOISE, slope=_SLOPE, near=1.0, either=True, farthest=_LARGEST_LOG_NOISE,
     )  # fmt: skip
     start, slope = _secant(values)
-    log_noise = _least(upper, start, slope, width)
+    start = min(max(start, _SMALLEST_LOG_NOISE), _LARGEST_LOG_NOISE)
+    floor = start - 2.0 * _ROUGH
+    if values.get(low) == math.inf:  # no secant meets a cliff
+        start, floor = min(high, _LARGEST_LOG_NOISE), low
+    log_noise = _least(upper, start, floor, slope, width)
     if log_noise < math.inf and not exact(log_noise) <= 0.0:  # on other grids
-        log_noise = _least(exact, log_noise, slope, width)
+        log_noise = _least(exact, log_noise, log_noise - 2.0 * _ROUGH, slope, width)
     if log_noise == math.inf:
         raise ValueError(
             f"no noise multiplier up to {math.exp(_LARGEST_LOG_NOISE):.0e} gives {goal}, or a "
@@ -171,10 +175,12 @@ def _smallest_noise(
     return math.exp(log_noise)
 
 
-def _least(excess: Callable[[float], float], start: float, slope: float, width: float) -> float:
-    """Returns the least logarithm of noise at which `excess` <= 0 is seen, to `width`."""
-    high, start = math.inf, min(max(start, _SMALLEST_LOG_NOISE), _LARGEST_LOG_NOISE)
-    for floor in (max(start - 2.0 * _ROUGH, _SMALLEST_LOG_NOISE), _SMALLEST_LOG_NOISE):
+def _least(
+    excess: Callable[[float], float], start: float, floor: float, slope: float, width: float
+) -> float:
+    """Returns the least logarithm of noise with a proved `excess` <= 0, to `width`."""
+    high = math.inf
+    for floor in (max(floor, _SMALLEST_LOG_NOISE), _SMALLEST_LOG_NOISE):
         _, high = falling_root(
             excess, start, lambda x: width,
             low=floor, slope=slope, near=0.7, farthest=_LARGEST_LOG_NOISE,

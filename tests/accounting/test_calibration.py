@@ -141,4 +141,4 @@ def test_a_cost_that_is_infinite_below_some_noise_is_calibrated_in_few_evaluatio
 
     found = calibrate(Falling, epsilon=100.0 / min(cliff, 1.0) ** 2, delta=1e-5)
     assert cliff <= found <= cliff * (1 + 2e-4)
-    assert len(asked) <= 40
+    assert len(asked) <= 25

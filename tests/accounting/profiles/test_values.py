@@ -37,72 +37,74 @@ NARROW = [
     long(BallsAndBinsProfile(0.5, 4492), SMALL, 4.00222, 4.00225),
     (BallsAndBinsProfile(0.5, 36_000), SMALL, 2.04166, 2.04169),
     (BallsAndBinsProfile(0.3, 36_000), SMALL, 12.598468, 12.598469),
-    (BallsAndBinsProfile(1.0, 565, 5, "fixed"), SMALL, 7.815, 7.825),
-    (BallsAndBinsProfile(1.0, 565, 5), SMALL, 0.6455, 0.6465),
+    (BallsAndBinsProfile(1.0, 565, 5, "fixed"), SMALL, 7.817, 7.818),
+    (BallsAndBinsProfile(1.0, 565, 5), SMALL, 0.6456, 0.6461),
     # By the larger release alone, to 50 digits: what the other one adds is e^-300 of it.
     (BallsAndBinsProfile(0.055, 2), 1e-18, 323.003648, 323.003650),
     (BallsAndBinsProfile(0.06, 2), 1e-22, 299.771795, 299.771797),
     (BallsAndBinsProfile(1e8, 2), 1e-5, 0.0, 1e-6),
     (BallsAndBinsProfile(1e8, 1000), 1e-9, 0.0, 1e-6),
-    (BallsAndBinsProfile(1e-3, 10**7, 10**4), 1e-300, 1e9, 1e10),
-    (BallsAndBinsProfile(0.05, 10**7), 1e-5, 100.0, 1000.0),
-    (BallsAndBinsProfile(0.02, 1000), 1e-280, 1000.0, 10_000.0),
-    (BallsAndBinsProfile(0.7, 100), 1e-250, 1.0, 100.0),
-    (BallsAndBinsProfile(60.0, 20, 2), 1e-8, 1e-3, 0.029),
-    (BallsAndBinsProfile(1000.0, 20), 1e-8, 1e-5, 0.00199),
-    long(BallsAndBinsProfile(10.0, 1000), 1e-8, 1e-5, 0.0133),
-    long(BallsAndBinsProfile(100.0, 10_000, 3), 1e-8, 1e-6, 6.1e-4),
+    (BallsAndBinsProfile(1e-3, 10**7, 10**4), 1e-300, 5.00354e9, 5.00355e9),
+    (BallsAndBinsProfile(0.05, 10**7), 1e-5, 268.273, 268.275),
+    (BallsAndBinsProfile(0.02, 1000), 1e-280, 3031.50, 3031.52),
+    (BallsAndBinsProfile(0.7, 100), 1e-250, 44.564, 44.566),
+    (BallsAndBinsProfile(60.0, 20, 2), 1e-8, 0.02262, 0.02264),
+    (BallsAndBinsProfile(1000.0, 20), 1e-8, 7.975e-4, 7.98e-4),
+    long(BallsAndBinsProfile(10.0, 1000), 1e-8, 0.01325, 0.01327),
+    long(BallsAndBinsProfile(100.0, 10_000, 3), 1e-8, 6.067e-4, 6.071e-4),
     # At this rate a grid of 1e-3 gives 0.123 and one of 1e-4 gives 0.041.
-    (PoissonProfile(1.0, 1024 / 37e6, 36_000), SMALL, 0.029, 0.0299),
-    (ShuffleProfile(1e-3, 1000, 2), 1e-6, 1e5, 1e7),
-    (ShuffleProfile(0.1, 1000, 10), 1e-6, 100.0, 1000.0),
-    (ShuffleProfile(0.02, 10**6, 10**4), 1e-30, 1e6, 1e8),
+    (PoissonProfile(1.0, 1024 / 37e6, 36_000), SMALL, 0.02918, 0.0292),
+    (ShuffleProfile(1e-3, 1000, 2), 1e-6, 1.00672e6, 1.00673e6),
+    (ShuffleProfile(0.1, 1000, 10), 1e-6, 649.385, 649.386),
+    (ShuffleProfile(0.02, 10**6, 10**4), 1e-30, 1.25573e7, 1.25574e7),
 ]
-# Both ends of these need not meet, but a note says why: a concrete pair, and the proved bound.
+# Both ends of these need not meet, but a note says why. Ours lie between these two: the lower one
+# is attained by a concrete pair, the upper one is proved; each is rounded outward, to six digits.
 LOOSE = [
-    long(MultistageProfile(1.0, 1000, (1,), (100,)), DELTA, 10.32, 10.50),
-    long(MultistageProfile(2.0, 1000, (1,), (100,)), DELTA, 1.15, 1.27),
-    (MultistageProfile(2.0, 100, (1,), (10,)), DELTA, 4.10, 4.31),
-    (MultistageProfile(2.0, 100, (1, 5), (10, 10)), DELTA, 2.94, 5.65),
-    long(MultistageProfile(2.0, 1000, (1, 50), (100, 100)), DELTA, 5.54, 5.70),
-    (MultistageProfile(2.0, 1000, (1, 5, 5), (10, 25, 25)), DELTA, 1.87, 3.92),
-    (UserPoissonProfile(1000.0, 100, 1e-7, 10**7), DELTA, 0.0, 0.0273),
-    (UserPoissonProfile(3000.0, 100, 1e-4, 10**7), DELTA, 0.0, 19.15),
+    long(MultistageProfile(1.0, 1000, (1,), (100,)), DELTA, 10.3681, 10.4996),
+    long(MultistageProfile(2.0, 1000, (1,), (100,)), DELTA, 1.20426, 1.27366),
+    (MultistageProfile(2.0, 100, (1,), (10,)), DELTA, 4.10212, 4.30502),
+    (MultistageProfile(2.0, 100, (1, 5), (10, 10)), DELTA, 3.23650, 5.64638),
+    long(MultistageProfile(2.0, 1000, (1, 50), (100, 100)), DELTA, 5.53912, 5.70039),
+    (MultistageProfile(2.0, 1000, (1, 5, 5), (10, 25, 25)), DELTA, 1.87591, 3.92399),
+    (UserPoissonProfile(1000.0, 100, 1e-7, 10**7), DELTA, 0.02721, 0.02724),
+    (UserPoissonProfile(3000.0, 100, 1e-4, 10**7), DELTA, 19.1245, 19.1400),
     (UserPoissonProfile(10.0, 10, 0.5, 10**7), DELTA, 0.0, INF),
-    (SelectionProfile(UserPoissonProfile(1000.0, 100, 1e-7, 10**7), TrialCount(10.0)), DELTA, 0, 1),
-    (MultistageProfile(1885.5, 68, (1, 1, 1), (6, 1, 109)), DELTA, 0.0, 1.0),
-    (UserPoissonProfile(0.5, 850, 0.0064, 2), 7.7e-8, 0.0, INF),
-    (UserPoissonProfile(1.0, 1000, 1e-3, 2), 1e-20, 0.0, INF),
-    (MultistageProfile(0.6, 5000, (1,), (200,)), 1e-8, 0.0, INF),
-    (MultistageProfile(1.0, 1000, (1,), (100,)), 1e-300, 0.0, INF),
-    (MultistageProfile(1.0, 1000, (1, 5), (100, 10)), 1e-6, 0.0, INF),
-    (UnitsThenPoissonProfile(0.5, 1000, 0.1, 0.1), 1e-6, 0.0, INF),
-    (UserPoissonProfile(0.01, 10, 0.1, 5), 1e-6, 0.0, INF),
+    (SelectionProfile(UserPoissonProfile(1000.0, 100, 1e-7, 10**7), TrialCount(10)), DELTA, 0.0272, 0.05174),
+    (MultistageProfile(1885.5, 68, (1, 1, 1), (6, 1, 109)), DELTA, 0.0, 0.0),
+    (UserPoissonProfile(0.5, 850, 0.0064, 2), 7.7e-8, 23.0632, 23.0654),
+    (UserPoissonProfile(1.0, 1000, 1e-3, 2), 1e-20, 5.09853, 5.09906),
+    (MultistageProfile(0.6, 5000, (1,), (200,)), 1e-8, 84.3070, 85.1033),
+    (MultistageProfile(1.0, 1000, (1,), (100,)), 1e-300, 320.560, 1670.88),
+    (MultistageProfile(1.0, 1000, (1, 5), (100, 10)), 1e-6, 17.2675, 18.1689),
+    (UnitsThenPoissonProfile(0.5, 1000, 0.1, 0.1), 1e-6, 15.4802, 35.9910),
+    (UserPoissonProfile(0.01, 10, 0.1, 5), 1e-6, 0.0, 1.25752e6),
 ]
 
 
-def assert_known(profile, delta, low, high):
+def epsilon_in_seconds(profile, delta):
+    """Returns the interval, and the width to which it is sharp."""
     began = time.process_time()
     bound = profile.epsilon(delta)
     assert 0.0 <= profile.delta(0.0).upper <= 1.0
     assert time.process_time() - began < 10.0
-    assert 0.995 * low - 1e-3 <= bound.lower <= high
-    assert low <= bound.upper
-    assert bound.upper <= high * 1.01 + 1e-3
     return bound, 1e-3 * min(1.0, bound.upper) * max(1.0, 0.1 * bound.lower)
 
 
 @pytest.mark.parametrize(("profile", "delta", "low", "high"), NARROW, ids=str)
 def test_narrow_interval_holds_the_known_value_in_ten_cpu_seconds(profile, delta, low, high):
-    bound, width = assert_known(profile, delta, low, high)
+    bound, width = epsilon_in_seconds(profile, delta)
     assert bound.width <= width
+    assert bound.lower <= high
+    assert low <= bound.upper
     assert not bound.note or delta < 1e-249  # where masses leave the range of floats
 
 
 @pytest.mark.parametrize(("profile", "delta", "low", "high"), LOOSE, ids=str)
 def test_wide_interval_says_why_in_ten_cpu_seconds(profile, delta, low, high):
-    bound, width = assert_known(profile, delta, low, high)
+    bound, width = epsilon_in_seconds(profile, delta)
     assert bound.note or bound.width <= width
+    assert low <= bound.lower <= bound.upper <= high
 
 
 # Profile, epsilon, an interval that holds its delta, and the relative width of ours.

@@ -5,6 +5,7 @@ import functools
 import math
 import time
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
@@ -190,9 +191,15 @@ def test_the_bound_is_of_two_clopper_pearson_intervals(confidence):
 
 
 def test_the_amplified_gaussian_is_the_certified_price_of_one_poisson_step():
-    _, exact, delta = one_poisson_step(np.random.default_rng(0))
+    _, audited, delta = one_poisson_step(np.random.default_rng(0))
     price = PoissonProfile(1.0, 0.5, 1).epsilon(delta)
-    assert price.lower * (1 - 1e-12) <= exact <= price.upper * (1 + 1e-12)  # its own rounding
+    with mpmath.workdps(40):
+        unsampled = mpmath.findroot(
+            lambda e: mpmath.ncdf(0.5 - e) - mpmath.exp(e) * mpmath.ncdf(-0.5 - e) - 2 * delta, 1.5
+        )
+        exact = mpmath.log1p(mpmath.expm1(unsampled) / 2)
+        assert price.lower <= exact <= price.upper
+        assert abs(audited / exact - 1) < 1e-12
 
 
 @pytest.mark.long
