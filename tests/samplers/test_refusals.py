@@ -45,7 +45,10 @@ REFUSED = [
     (lambda: Multistage(TREE, (2, 1), protected_level=0), "protected_level must be in .1, 2."),
     (lambda: UnitsThenPoisson(TREE, (4,), 0.5), "the root has 3 children"),
     (lambda: UnitsThenPoisson(TREE, (2,), 0.5, max_batch_size=1), "=1 is below the expected"),
-    (lambda: UserPoisson(100, 10, max_contributions=3, max_batch_size=9), "=9 is below the expected"),
+    (
+        lambda: UserPoisson(100, 10, max_contributions=3, max_batch_size=9),
+        "=9 is below the expected",
+    ),
     (lambda: UnitsThenPoisson(TREE, (2,), 0.5, target_delta=0.1), "target_delta must lie in"),
     (lambda: Multistage(DEEP, (1, 1, 2)), "partner=7, product=y has 1 children"),
     *(

@@ -70,7 +70,12 @@ LOOSE = [
     (UserPoissonProfile(1000.0, 100, 1e-7, 10**7), DELTA, 0.02721, 0.02724),
     (UserPoissonProfile(3000.0, 100, 1e-4, 10**7), DELTA, 19.1245, 19.1400),
     (UserPoissonProfile(10.0, 10, 0.5, 10**7), DELTA, 0.0, INF),
-    (SelectionProfile(UserPoissonProfile(1000.0, 100, 1e-7, 10**7), TrialCount(10)), DELTA, 0.0272, 0.05174),
+    (
+        SelectionProfile(UserPoissonProfile(1000.0, 100, 1e-7, 10**7), TrialCount(10)),
+        DELTA,
+        0.0272,
+        0.05174,
+    ),
     (MultistageProfile(1885.5, 68, (1, 1, 1), (6, 1, 109)), DELTA, 0.0, 0.0),
     (UserPoissonProfile(0.5, 850, 0.0064, 2), 7.7e-8, 23.0632, 23.0654),
     (UserPoissonProfile(1.0, 1000, 1e-3, 2), 1e-20, 5.09853, 5.09906),
