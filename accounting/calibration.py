@@ -180,12 +180,12 @@ def _least(
 ) -> float:
     """Returns the least logarithm of noise with a proved `excess` <= 0, to `width`."""
     high = math.inf
-    for floor in (max(floor, _SMALLEST_LOG_NOISE), _SMALLEST_LOG_NOISE):
+    for lowest in (max(floor, _SMALLEST_LOG_NOISE), _SMALLEST_LOG_NOISE):
         _, high = falling_root(
             excess, start, lambda x: width,
-            low=floor, slope=slope, near=0.7, farthest=_LARGEST_LOG_NOISE,
+            low=lowest, slope=slope, near=0.7, farthest=_LARGEST_LOG_NOISE,
         )  # fmt: skip
-        if high > floor + 2.0 * width:
+        if high > lowest + 2.0 * width:
             break
     return high
 
