@@ -45,13 +45,13 @@ def to_privacy_loss_distribution(
     h = np.minimum(1.0, (1.0 + _ROUNDING) * upper)
     # The chord from 1/a_k to a_k bounds h at 1 (and leaves a nonnegative mass at the loss 0).
     h[0] = min(1.0, float(np.min((2.0 * h + a - 1.0) / (1.0 + a))))
-    kept = _convex_minorant(a, h)
-    slopes = np.append(np.diff(h[kept]) / np.diff(a[kept]), 0.0)
+    minorant = _convex_minorant(a, h)
+    slopes = np.append(np.diff(h[minorant]) / np.diff(a[minorant]), 0.0)
     # Masses of P and Q at the losses kd; at -kd they are exchanged.
     q = np.zeros(a.size)
-    q[kept[1:]] = np.diff(slopes)
+    q[minorant[1:]] = np.diff(slopes)
     p = a * q
-    infinity = float(h[kept[-1]])
+    infinity = float(h[minorant[-1]])
     p[0] = max(0.0, 1.0 - infinity - p[1:].sum() - q[1:].sum())
     masses = {-k: float(q[k]) for k in range(q.size - 1, 0, -1)}
     masses |= {k: float(p[k]) for k in range(p.size)}
@@ -79,12 +79,12 @@ def _upper_values(profile: PrivacyProfile, interval: float, tail: float) -> Arra
 
 def _convex_minorant(x: Array, y: Array) -> NDArray[np.int64]:
     """Returns the indices of the points at which the greatest convex function below all bends."""
-    kept: list[int] = []
+    vertices: list[int] = []
     for k in range(x.size):
-        while len(kept) >= 2:
-            i, j = kept[-2], kept[-1]
+        while len(vertices) >= 2:
+            i, j = vertices[-2], vertices[-1]
             if (y[j] - y[i]) / (x[j] - x[i]) < (y[k] - y[j]) / (x[k] - x[j]):
                 break
-            kept.pop()
-        kept.append(k)
-    return np.array(kept)
+            vertices.pop()
+        vertices.append(k)
+    return np.array(vertices)

@@ -40,8 +40,8 @@ class Epoch(Record):
     def log_max_below(self, ceilings: Array, shift: float) -> Array:
         """Returns log Pr(max_t x_t < c) = log Φ((c - shift)/σ) + (T - 1) log Φ(c/σ) at each c."""
         z = np.asarray(ceilings, dtype=np.float64) / self.noise_multiplier
-        rest = (self.bins - 1) * scipy.special.log_ndtr(z) if self.bins > 1 else 0.0
-        return scipy.special.log_ndtr(z - shift / self.noise_multiplier) + rest
+        log_others_below = (self.bins - 1) * scipy.special.log_ndtr(z) if self.bins > 1 else 0.0
+        return scipy.special.log_ndtr(z - shift / self.noise_multiplier) + log_others_below
 
 
 def maximum_buckets(epoch: Epoch, ceilings: Array, shift: float) -> tuple[Array, float]:
@@ -50,16 +50,18 @@ def maximum_buckets(epoch: Epoch, ceilings: Array, shift: float) -> tuple[Array,
     Returns:
       float64[ceilings + 1], and a bound on their relative error.
     """
-    sigma, others = epoch.noise_multiplier, epoch.bins - 1
+    sigma, other_bins = epoch.noise_multiplier, epoch.bins - 1
     log_below = epoch.log_max_below(ceilings, shift)
-    ends = ceilings[:-1], ceilings[1:]
-    log_g = scipy.special.log_ndtr((ends[0] - shift) / sigma)
-    log_h = scipy.special.log_ndtr(ends[1] / sigma)
-    first = np.exp(log_normal_cells(ceilings, shift, sigma) + others * log_h)
+    neighbours = ceilings[:-1], ceilings[1:]
+    log_g = scipy.special.log_ndtr((neighbours[0] - shift) / sigma)
+    log_h = scipy.special.log_ndtr(neighbours[1] / sigma)
+    first = np.exp(log_normal_cells(ceilings, shift, sigma) + other_bins * log_h)
     share = np.exp(np.minimum(log_normal_cells(ceilings, 0.0, sigma) - log_h, 0.0))
     with np.errstate(divide="ignore"):
-        rest = -np.expm1(others * np.log1p(-share)) if others else np.zeros(share.shape)
-    inner = first + np.exp(log_g + others * log_h) * rest
+        any_other_above = (
+            -np.expm1(other_bins * np.log1p(-share)) if other_bins else np.zeros(share.shape)
+        )
+    inner = first + np.exp(log_g + other_bins * log_h) * any_other_above
     drift = max(float(normal_drift(ceilings, mean, sigma).max()) for mean in (0.0, shift))
     masses = np.concatenate([[np.exp(log_below[0])], inner, [-np.expm1(log_below[-1])]])
     # Logarithms down to -1000 are good to 8 roundings of their size.
@@ -102,11 +104,11 @@ def max_event_lower_bound(
     else:
         window = np.arange(-reach, reach + step, step)
         ceilings = np.concatenate([centre + window for centre in centres])
-    bound, at = best_at(ceilings)
+    bound, ceiling = best_at(ceilings)
     for _ in range(3):
-        ceilings = np.linspace(at - step, at + step, 101)
+        ceilings = np.linspace(ceiling - step, ceiling + step, 101)
         step /= 50
-        bound, at = max((bound, at), best_at(ceilings))
+        bound, ceiling = max((bound, ceiling), best_at(ceilings))
     return max(bound, 0.0)
 
 
@@ -119,9 +121,11 @@ def sum_of_maxima_lower_bound(epsilon: float, epoch: Epoch, epochs: int) -> floa
     extra = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 60) * epochs * np.log(epoch.bins)])
     threshold = 0.5 + variance * (epsilon + extra)
     log_q = scipy.special.log_ndtr(-threshold / np.sqrt(variance))
-    others = epochs * np.log1p((epoch.bins - 1) * np.exp(-threshold / epoch.noise_multiplier**2))
-    exponent = epsilon + others + log_q
-    exponent += _EXPONENT_ROUNDING * (epsilon + others - log_q)
+    log_others = epochs * np.log1p(
+        (epoch.bins - 1) * np.exp(-threshold / epoch.noise_multiplier**2)
+    )
+    exponent = epsilon + log_others + log_q
+    exponent += _EXPONENT_ROUNDING * (epsilon + log_others - log_q)
     with np.errstate(over="ignore"):
         p_above = np.exp(scipy.special.log_ndtr((1.0 - threshold) / np.sqrt(variance)))
         gains = (1 - _ROUNDING) * p_above - np.exp(exponent)

@@ -27,10 +27,10 @@ def log_normal_cells(edges: Array, mean: float = 0.0, scale: float = 1.0) -> Arr
     Narrow cells are integrated by quadrature, of wide ones the tails are subtracted: no digits
     cancel. The relative error of the masses of these very `edges` is bounded by `normal_drift`.
     """
-    left, right = edges[:-1], edges[1:]
+    lows, highs = edges[:-1], edges[1:]
     with np.errstate(invalid="ignore"):
-        width = (right - left) / scale
-        middle = (0.5 * (left + right) - mean) / scale
+        width = (highs - lows) / scale
+        middle = (0.5 * (lows + highs) - mean) / scale
         narrow = (width <= _WIDEST) & (np.abs(middle) * width <= _STEEPEST)
     cells = np.full(width.shape, -math.inf)
     if narrow.any():
@@ -40,7 +40,7 @@ def log_normal_cells(edges: Array, mean: float = 0.0, scale: float = 1.0) -> Arr
             cells[narrow] = np.log(w * _mean_density(m, w)) + log_density
     wide = ~narrow
     if wide.any():
-        low, high = (left[wide] - mean) / scale, (right[wide] - mean) / scale
+        low, high = (lows[wide] - mean) / scale, (highs[wide] - mean) / scale
         flip = low > 0.0
         low, high = np.where(flip, -high, low), np.where(flip, -low, high)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -110,8 +110,10 @@ class LowerLoss:
         return replace(self, base=self.base + mean, partners=self.partners * math.exp(mean))
 
     def _offsets(self) -> Array:
-        both = (self.masses > 0.0) & (self.partners > 0.0)
-        return np.log(np.where(both, self.masses, 1.0)) - np.log(np.where(both, self.partners, 1.0))
+        positive = (self.masses > 0.0) & (self.partners > 0.0)
+        return np.log(np.where(positive, self.masses, 1.0)) - np.log(
+            np.where(positive, self.partners, 1.0)
+        )
 
     def log_moment(self) -> LogMoment:
         """Returns about log E[e^{tilt loss}], from some thousands of atoms: to choose a tilt by."""
@@ -229,8 +231,8 @@ def _window(sums: Sequence[Masses], step: float, tilt: float) -> tuple[int, int]
 
     Tilted sums of masses, and of partners where they differ, are outside with probability <= WRAP.
     """
-    ends = [_reach(masses, step, tilt) for masses in sums]
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    reaches = [_reach(masses, step, tilt) for masses in sums]
+    low, high = min(low for low, _ in reaches), max(high for _, high in reaches)
     size = 1 << max(4, (high - low).bit_length())
     if size > LARGEST:
         raise GridError(f"no finer grid is computed: it has {size} points, more than {LARGEST}")
@@ -286,8 +288,12 @@ def composed_upper(
       GridError: If the composition's grid would have more than LARGEST points.
     """
     _check_one_step(ratios)
-    both = ([(UpperLoss.of(law, way), count) for law, count in ratios] for way in DIRECTIONS)
-    remove, add = (compose_upper(parts, best_tilt(parts, point)) for parts in both)
+    losses_by_direction = (
+        [(UpperLoss.of(law, direction), count) for law, count in ratios] for direction in DIRECTIONS
+    )
+    remove, add = (
+        compose_upper(losses, best_tilt(losses, point)) for losses in losses_by_direction
+    )
     return remove, add
 
 
@@ -296,8 +302,12 @@ def composed_lower(
 ) -> tuple[ComposedLower, ComposedLower]:
     """Returns lower bounds on the losses of releases; see `composed_upper`."""
     _check_one_step(ratios)
-    both = ([(LowerLoss.of(law, way), count) for law, count in ratios] for way in DIRECTIONS)
-    remove, add = (compose_lower(parts, best_tilt(parts, point)) for parts in both)
+    losses_by_direction = (
+        [(LowerLoss.of(law, direction), count) for law, count in ratios] for direction in DIRECTIONS
+    )
+    remove, add = (
+        compose_lower(losses, best_tilt(losses, point)) for losses in losses_by_direction
+    )
     return remove, add
 
 
@@ -354,8 +364,8 @@ class ComposedUpper(Composed):
             return 1.0  # the window was laid for a larger epsilon
         first = int(np.searchsorted(self.loss, moved, side="right"))
         last = int(np.searchsorted(self.loss, moved + _FAR))
-        parts = -np.expm1(moved - self.loss[first:last])
-        value = self.infinity + float(np.dot(self.masses[first:last], parts))
+        shares = -np.expm1(moved - self.loss[first:last])
+        value = self.infinity + float(np.dot(self.masses[first:last], shares))
         value += float(self._masses_from[last])
         return min(1.0, value * math.exp(self._rounding()) + UNDERFLOW)
 

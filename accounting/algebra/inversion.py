@@ -76,13 +76,13 @@ class Inversion:
         if lower < 0.7 * height:
             lines.append(Line(releases, self.tilt, lower, nodes))
         terms = self._count_terms(lines, last)
-        end = terms * self._step
-        self._deviation = 9.0 / end if subtracted else 0.0
+        highest = terms * self._step
+        self._deviation = 9.0 / highest if subtracted else 0.0
         """Deviation w of the normal law whose transform is subtracted; 0 for none."""
-        self._log_end = self._log_rest(lines, end)
+        self._log_end = self._log_rest(lines, highest)
         if subtracted:
-            normal = 0.5 * self._deviation**2 * (self.tilt * (self.tilt - 1.0) - end**2)
-            self._log_end = float(np.logaddexp(self._log_end, normal - math.log(math.pi * end)))
+            normal = 0.5 * self._deviation**2 * (self.tilt * (self.tilt - 1.0) - highest**2)
+            self._log_end = float(np.logaddexp(self._log_end, normal - math.log(math.pi * highest)))
         self._z = self.tilt + 1j * self._step * np.arange(terms + 1)
         self._terms, self._errors = self._sum_terms()
 
@@ -123,19 +123,19 @@ class Inversion:
 
     def _log_beside(self, y: float) -> float:
         """Returns a bound on log |moment| of the further release at all y' >= `y`."""
-        found = complex(self.releases.log_beside(complex(self.tilt, y)))
-        return found.real + 8.0 * ROUNDING * abs(found)
+        log_moment = complex(self.releases.log_beside(complex(self.tilt, y)))
+        return log_moment.real + 8.0 * ROUNDING * abs(log_moment)
 
     def _sum_terms(self) -> tuple[Complex, Real]:
         """Returns the sum's terms at `loss`, divided by e^unit, and a bound on each one's error."""
         z, line, count, c = self._z, self._line, self.releases.count, self.tilt
         rows = max(1, _BLOCK // line.size)
-        parts = [line.log_moment(z[first : first + rows]) for first in range(0, z.size, rows)]
+        blocks = [line.log_moment(z[first : first + rows]) for first in range(0, z.size, rows)]
         with np.errstate(invalid="ignore"):  # -inf where all terms of M(z) underflow: lost, below
-            log_power = self.releases.log_power(z, np.concatenate([part[0] for part in parts]))
-        error = count * np.concatenate([part[1] for part in parts])
+            log_power = self.releases.log_power(z, np.concatenate([block[0] for block in blocks]))
+        error = count * np.concatenate([block[1] for block in blocks])
         error += 16.0 * ROUNDING * np.abs(self.releases.log_beside(z))
-        other = 0.5 * self._deviation**2 * (z * (z - 1.0))
+        log_normal = 0.5 * self._deviation**2 * (z * (z - 1.0))
         subtracted = self._deviation > 0.0
         shift = -(z - 1.0) * self.loss - self.unit
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -143,14 +143,14 @@ class Inversion:
             lost = ~(error < 0.1)
             power = np.exp(log_power + shift)
             power[lost] = 0.0
-            normal = np.exp(other + shift) if subtracted else np.zeros_like(shift)
-            difference = log_power - other
+            normal = np.exp(log_normal + shift) if subtracted else np.zeros_like(shift)
+            difference = log_power - log_normal
             close = (np.abs(difference) < 1.0) & ~lost & subtracted
             terms = power - normal
             small = np.asarray(difference[close], np.complex128)
             terms[close] = normal[close] * (small + second_order(small))
             exponents = np.where(close, 0.0, np.abs(shift) + abs(self.unit))
-            size, other_size = np.abs(log_power), np.abs(other)
+            size, other_size = np.abs(log_power), np.abs(log_normal)
             errors = np.abs(power) * (1.1 * error + 4.0 * ROUNDING * (size + exponents))
             errors += np.abs(normal) * (8.0 * ROUNDING * (other_size + exponents))
             errors += np.abs(terms) * (
@@ -211,10 +211,10 @@ class Inversion:
         """Bounds e^`log_factor` sum_{j > 0} o_G(v + sign j W) e^{(c-1) sign j W}."""
         logs = []
         for j in (1.0, 2.0):
-            there = loss + sign * j * self._window
-            away = max(abs(there) / self._deviation - 0.5 * self._deviation, 0.0)
+            aliased_loss = loss + sign * j * self._window
+            away = max(abs(aliased_loss) / self._deviation - 0.5 * self._deviation, 0.0)
             power = (self.tilt - 1.0) * sign * j * self._window + log_factor
-            logs.append(power + min(there, 0.0) - 0.5 * away**2)
+            logs.append(power + min(aliased_loss, 0.0) - 0.5 * away**2)
         if logs[1] >= logs[0] or logs[0] > 700.0:
             return math.inf
         return math.exp(logs[0]) / -math.expm1(logs[1] - logs[0])
@@ -289,23 +289,23 @@ class Inverted(Profile):
 
     def _epsilon(self, delta: float, tilts: Tilts) -> Bound:
         tilt, start = tilts.for_delta(math.log(delta))
-        found = Bound(0.0, math.inf)
+        bound = Bound(0.0, math.inf)
         for _ in range(4):
             remove, start = self._remove(start, tilt, tilts)
             tilt = remove.tilt
-            found = found.intersection(_crossing(remove.value, delta, start))
+            bound = bound.intersection(_crossing(remove.value, delta, start))
             # Once more with the line laid for the answer, where that is far from the first guess.
-            answer = found.upper if found.upper < math.inf else 0.9 * start
+            answer = bound.upper if bound.upper < math.inf else 0.9 * start
             if abs((start - answer) * (tilt - 1.0)) <= 1.0:
                 break
             start, tilt = answer, tilts.at(answer)
-        at = found.lower
-        if self._add_ceiling(at, delta, tilts) <= delta:
-            return found
-        add = _Add(self.releases, at, tilts, self.accuracy)
-        if add.value(at)[1] <= delta:
-            return found
-        return Bound.largest((found, _crossing(add.value, delta, at)))
+        epsilon = bound.lower
+        if self._add_ceiling(epsilon, delta, tilts) <= delta:
+            return bound
+        add = _Add(self.releases, epsilon, tilts, self.accuracy)
+        if add.value(epsilon)[1] <= delta:
+            return bound
+        return Bound.largest((bound, _crossing(add.value, delta, epsilon)))
 
     def _remove(self, start: float, tilt: float, tilts: Tilts) -> tuple[Inversion, float]:
         """Returns the sum for `start`, or for the first point below whose sum is short enough."""

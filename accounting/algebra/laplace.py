@@ -96,8 +96,8 @@ class Average:
         self._end = self._log_end(terms * self._spacing)
         self._z = self.tilt + 1j * self._spacing * np.arange(terms + 1)
         rows = max(1, _BLOCK // x.size)
-        parts = [self._log_power(self._z[i : i + rows]) for i in range(0, terms + 1, rows)]
-        self._log, self._error = (np.concatenate(part) for part in zip(*parts, strict=True))
+        blocks = [self._log_power(self._z[i : i + rows]) for i in range(0, terms + 1, rows)]
+        self._log, self._error = (np.concatenate(block) for block in zip(*blocks, strict=True))
 
     def _log_power(self, z: Complex) -> tuple[Complex, Real]:
         """Returns log E[e^{-z (V - 1)}], and a bound on its error; of its size, where infinite."""
@@ -170,7 +170,7 @@ def average_delta(sigma: float, bins: int, epsilon: float) -> tuple[float, float
         raise NotInvertibleError("epsilon is so large that nothing is left of the digits")
     average = _average(sigma, bins, 4.0 * 2.0 ** max(0, math.ceil((epsilon - 0.5) / math.log(2.0))))
     above, below = math.expm1(epsilon), math.expm1(-epsilon)
-    ends = [
+    bounds = [
         (factor * low - paid - slack, factor * high - paid + slack)
         for factor, paid, (low, high) in (
             (1.0, above, average.put(above)),
@@ -178,4 +178,4 @@ def average_delta(sigma: float, bins: int, epsilon: float) -> tuple[float, float
         )
         for slack in [8.0 * ROUNDING * factor * (1.0 + epsilon) * (abs(high) + above)]
     ]
-    return max(0.0, *(low for low, _ in ends)), min(1.0, max(high for _, high in ends))
+    return max(0.0, *(low for low, _ in bounds)), min(1.0, max(high for _, high in bounds))

@@ -190,12 +190,12 @@ class LikelihoodRatio(abc.ABC):
             for i, count in enumerate(counts):
                 if not count & doubled_count:
                     continue
-                if (before := totals[i]) is None:
+                if (subtotal := totals[i]) is None:
                     totals[i] = doubled, doubled_count
                     continue
-                total = before[0].refined(round(before[0].step / doubled.step))
-                total = total.mean_with(before[1], doubled, doubled_count)
-                totals[i] = total, before[1] + doubled_count
+                total = subtotal[0].refined(round(subtotal[0].step / doubled.step))
+                total = total.mean_with(subtotal[1], doubled, doubled_count)
+                totals[i] = total, subtotal[1] + doubled_count
         return [total[0] for total in totals if total is not None]
 
     def average(self: Ratio, count: int, steps: Sequence[float] | None = None) -> Ratio:

@@ -63,17 +63,17 @@ class LowerRatio(LikelihoodRatio):
         cls, p: Array, q: Array, step: float, drift: float = 8.0 * ROUNDING
     ) -> LowerRatio:
         """Gathers the outcomes at the grid point nearest their ratio."""
-        both = (p > FLUSH) & (q > FLUSH)
-        if not both.any():  # an atom at X = 1 adds to no delta
-            both, p, q = np.ones(1, bool), *np.full((2, 1), FLUSH)
-        p, q = p[both], q[both]
+        positive = (p > FLUSH) & (q > FLUSH)
+        if not positive.any():  # an atom at X = 1 adds to no delta
+            positive, p, q = np.ones(1, bool), *np.full((2, 1), FLUSH)
+        p, q = p[positive], q[positive]
         index = np.rint((np.log(p) - np.log(q)) / step).astype(np.int64)
         start, stop = int(index.min()), int(index.max()) + 2
         masses = np.bincount(index - start, q, stop - start).astype(np.float64)
         means = np.bincount(index - start, p, stop - start).astype(np.float64)
-        seen = masses > 0.0
-        offset = np.log(np.where(seen, means, 1.0)) - np.log(np.where(seen, masses, 1.0))
-        offset = np.where(seen, offset - np.arange(start, stop) * step, 0.0)
+        occupied = masses > 0.0
+        offset = np.log(np.where(occupied, means, 1.0)) - np.log(np.where(occupied, masses, 1.0))
+        offset = np.where(occupied, offset - np.arange(start, stop) * step, 0.0)
         shift = 2.0 * drift + 8.0 * ROUNDING * (700.0 + step * max(abs(start), abs(stop)))
         return cls(
             step=step, start=start, q=masses, p=means, offset=offset,
@@ -128,8 +128,8 @@ class LowerRatio(LikelihoodRatio):
 
     def diluted(self, count: int, others: int, step: float) -> LowerRatio:
         """Returns (count X + others) / (count + others), contracted to the new grid."""
-        rest = others / (count + others)
-        p = (1.0 - rest) * self.p + rest * self.q
+        constant_share = others / (count + others)
+        p = (1.0 - constant_share) * self.p + constant_share * self.q
         ratio = self.from_masses(p, self.q, step, self.drift + 8.0 * ROUNDING)
         return replace(ratio, shift=ratio.shift + self.shift, tail=self.tail).trim()
 
@@ -149,15 +149,15 @@ class LowerRatio(LikelihoodRatio):
         q, p, offset = (x[inside].copy() for x in (ratio.q, ratio.p, ratio.offset))
         values, grid = ratio.log_values, ratio.grid[inside]
         if q[0] > FLUSH and grid[0] < 0.0:
-            part = ratio.q[:below]
-            mean = q[0] * math.exp(offset[0]) + np.dot(part, np.exp(values[:below] - grid[0]))
-            q[0] += part.sum()
+            tail_mass = ratio.q[:below]
+            mean = q[0] * math.exp(offset[0]) + np.dot(tail_mass, np.exp(values[:below] - grid[0]))
+            q[0] += tail_mass.sum()
             offset[0] = math.log(mean) - math.log(q[0])
             p[0] = q[0] * math.exp(grid[0] + offset[0])
         if p[-1] > FLUSH and grid[-1] >= 0.0:
-            part, over = ratio.p[above + 1 :], values[above + 1 :]
-            mass = p[-1] * math.exp(-offset[-1]) + np.dot(part, np.exp(grid[-1] - over))
-            p[-1] += part.sum()
+            tail_mass, over = ratio.p[above + 1 :], values[above + 1 :]
+            mass = p[-1] * math.exp(-offset[-1]) + np.dot(tail_mass, np.exp(grid[-1] - over))
+            p[-1] += tail_mass.sum()
             offset[-1] = math.log(p[-1]) - math.log(mass)
             q[-1] = p[-1] * math.exp(-grid[-1] - offset[-1])
         error = (ratio.q.size + 8) * ROUNDING
@@ -216,12 +216,12 @@ def _contracted(
     """
     high = grid >= 0.0
     mass, partner = np.where(high, above[0], below[0]), np.where(high, above[1], below[1])
-    kept = (mass > FLUSH) & (partner > FLUSH) & (partner < math.inf)
-    offset = np.log(np.where(kept, mass, 1.0)) - np.log(np.where(kept, partner, 1.0))
+    usable = (mass > FLUSH) & (partner > FLUSH) & (partner < math.inf)
+    offset = np.log(np.where(usable, mass, 1.0)) - np.log(np.where(usable, partner, 1.0))
     # Cells whose mean is too far from their grid point for the next partners are left out.
-    kept &= np.abs(offset) < _FARTHEST
-    mass = np.where(kept, mass, 0.0)
-    offset = np.where(kept, np.where(high, offset, -offset), 0.0)
+    usable &= np.abs(offset) < _FARTHEST
+    mass = np.where(usable, mass, 0.0)
+    offset = np.where(usable, np.where(high, offset, -offset), 0.0)
     with np.errstate(under="ignore"):
-        other = mass * np.exp(np.where(high, -1.0, 1.0) * (grid + offset))
-    return np.where(high, other, mass), np.where(high, mass, other), offset
+        partner_mass = mass * np.exp(np.where(high, -1.0, 1.0) * (grid + offset))
+    return np.where(high, partner_mass, mass), np.where(high, mass, partner_mass), offset

@@ -51,16 +51,16 @@ class Mixture(NamedTuple):
           edges: May begin with -inf and end with +inf; float64[cells + 1].
         """
         with np.errstate(under="ignore"):
-            parts = [
+            components = [
                 weight * np.exp(log_normal_cells(edges, mean, self.scale))
                 for mean, weight in zip(self.means, self.weights, strict=True)
             ]
-        return np.sum(parts, axis=0)
+        return np.sum(components, axis=0)
 
     def drift(self, edges: Array) -> float:
         """Bounds the relative error of each of `masses`, weights taken as they are."""
-        each = [normal_drift(edges, mean, self.scale).max() for mean in self.means]
-        return float(max(each)) + (len(each) + 4.0) * ROUNDING
+        drifts = [normal_drift(edges, mean, self.scale).max() for mean in self.means]
+        return float(max(drifts)) + (len(drifts) + 4.0) * ROUNDING
 
     def reach(self, tail: float) -> tuple[float, float]:
         """Returns two points with a mass of at most `tail` beyond each."""
@@ -70,11 +70,11 @@ class Mixture(NamedTuple):
 
     def log_density(self, z: Array) -> Array:
         """Returns the log of the density at `z`, up to a constant of the scale: float64[points]."""
-        parts = [
+        log_terms = [
             math.log(weight) - 0.5 * ((z - mean) / self.scale) ** 2
             for mean, weight in zip(self.means, self.weights, strict=True)
         ]
-        return np.logaddexp.reduce(parts, axis=0)
+        return np.logaddexp.reduce(log_terms, axis=0)
 
 
 def ratio_deviation(p: Mixture, q: Mixture) -> float:
@@ -163,23 +163,23 @@ def solve_increasing(
     By regula falsi with bisections in between, until the function is met to a few roundings or the
     bracket ends at neighbouring doubles; a value out of reach gives the nearer end.
     """
-    left, right = np.full(values.shape, low), np.full(values.shape, high)
-    below, above = function(left) - values, function(right) - values
-    x = np.where(below >= 0.0, left, right)
+    lows, highs = np.full(values.shape, low), np.full(values.shape, high)
+    below, above = function(lows) - values, function(highs) - values
+    x = np.where(below >= 0.0, lows, highs)
     close = np.maximum(1e-13, 4.0 * ROUNDING * np.abs(values))
     for k in range(200):
-        middle = 0.5 * (left + right)
-        unsolved = (below < -close) & (above > close) & (left < middle) & (middle < right)
+        middle = 0.5 * (lows + highs)
+        unsolved = (below < -close) & (above > close) & (lows < middle) & (middle < highs)
         if not unsolved.any():
             break
         if k % 3 < 2:
             with np.errstate(invalid="ignore", divide="ignore"):
-                secant = left - below * ((right - left) / (above - below))
-            middle = np.where((left < secant) & (secant < right), secant, middle)
+                secant = lows - below * ((highs - lows) / (above - below))
+            middle = np.where((lows < secant) & (secant < highs), secant, middle)
         x = np.where(unsolved, middle, x)
         excess = function(x) - values
         falls = unsolved & (excess < 0.0)
         rises = unsolved & (excess >= 0.0)
-        left, below = np.where(falls, x, left), np.where(falls, excess, below)
-        right, above = np.where(rises, x, right), np.where(rises, excess, above)
-    return np.where(-below <= above, left, right)
+        lows, below = np.where(falls, x, lows), np.where(falls, excess, below)
+        highs, above = np.where(rises, x, highs), np.where(rises, excess, above)
+    return np.where(-below <= above, lows, highs)

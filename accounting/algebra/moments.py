@@ -64,15 +64,15 @@ class Releases:
         real = np.expm1(y[~large]) * math.cos(angle) - 2.0 * math.sin(0.5 * angle) ** 2
         imaginary = rate * power * math.sin(angle)
         # Where X is near 1 - q the sum of positive parts is sharp, the difference from 1 is not.
-        parts = (1.0 - rate) + rate * power * math.cos(angle)
+        real_part = (1.0 - rate) + rate * power * math.cos(angle)
         modulus = np.where(
-            parts < 0.5,
-            np.log(np.hypot(parts, imaginary)),
+            real_part < 0.5,
+            np.log(np.hypot(real_part, imaginary)),
             0.5 * np.log1p(np.maximum(rate * real * (2.0 + rate * real) + imaginary**2, -0.99)),
         )
-        out[~large] = modulus + 1j * np.arctan2(imaginary, parts)
-        rest = (1.0 - rate) / rate * np.exp(-y[large] - 1j * angle)
-        out[large] = math.log(rate) + y[large] + 1j * angle + log1p(rest)
+        out[~large] = modulus + 1j * np.arctan2(imaginary, real_part)
+        unsampled_share = (1.0 - rate) / rate * np.exp(-y[large] - 1j * angle)
+        out[large] = math.log(rate) + y[large] + 1j * angle + log1p(unsampled_share)
         return out
 
     def slope(self, u: Any) -> Any:
@@ -97,8 +97,10 @@ class Line:
         self.tilt = tilt
         angle = height / sigma
         # log of max |X|^c / X_0^c on this line, and on the upper edge of the strip.
-        here, above = (min(tilt, 0.0) * math.log(math.cos(0.5 * k * angle)) for k in (1.0, 2.0))
-        accuracy += 2.0 * height**2 + above
+        log_line, log_edge = (
+            min(tilt, 0.0) * math.log(math.cos(0.5 * k * angle)) for k in (1.0, 2.0)
+        )
+        accuracy += 2.0 * height**2 + log_edge
         step = 2.0 * math.pi * height / accuracy
         reach = math.sqrt(2.0 * accuracy)
         low, high = 0.0, max(tilt, 1.0) / sigma
@@ -115,13 +117,13 @@ class Line:
         real = np.logaddexp(math.log1p(-rate), math.log(rate) + (x - 0.5 / sigma) / sigma)
         size = log_weight + np.maximum(np.maximum(tilt * real, real), 0.0)
         top = float(size.max())
-        kept = size > top - accuracy - math.log(x.size)
-        missing = float(np.exp(size[~kept] - top).sum())
+        significant = size > top - accuracy - math.log(x.size)
+        missing = float(np.exp(size[~significant] - top).sum())
         # The greatest value is at a stationary point, at most step / 2 from a node.
         between = 0.125 * step**2 * (1.0 + 0.25 * max(abs(tilt), 1.0) / sigma**2)
         log_left_out = -0.5 * reach**2 + between + math.log1p(1.0 / (reach * step))
         missing += 6.0 * math.exp(min(log_left_out, 700.0))
-        x, log_x, log_weight = x[kept], log_x[kept], log_weight[kept]
+        x, log_x, log_weight = x[significant], log_x[significant], log_weight[significant]
 
         self.scale = max(0.0, float((log_weight + tilt * log_x.real).max()))
         self._log_x, self._phase = log_x, -1j * height * x
@@ -158,9 +160,9 @@ class Line:
             * math.exp(0.5 * height**2)
             + math.exp(-self.scale)
         )
-        edge = (1.0 + math.exp(2.0 * height**2 + above)) / math.expm1(accuracy)
+        edge = (1.0 + math.exp(2.0 * height**2 + log_edge)) / math.expm1(accuracy)
         self.truncation = edge * (moment + 2.0 * math.exp(-self.scale)) + 2.0 * missing * math.exp(
-            min(top - self.scale + here, 700.0)
+            min(top - self.scale + log_line, 700.0)
         )
         """Error of M e^{-scale} by the rule and by nodes left out: this times 1 + |z|."""
 
@@ -189,10 +191,10 @@ class Line:
             modulus = np.abs(1.0 + excess)
             error = error + 30.0 * ROUNDING * np.abs(excess)
         else:
-            whole = excess + math.exp(-self.scale)
-            modulus = np.abs(whole)
+            excess_from_one = excess + math.exp(-self.scale)
+            modulus = np.abs(excess_from_one)
             with np.errstate(divide="ignore"):
-                log_moment = self.scale + np.log(whole)
+                log_moment = self.scale + np.log(excess_from_one)
             error = error + 30.0 * ROUNDING * (1.0 + self.scale) * modulus
         with np.errstate(divide="ignore", invalid="ignore"):
             return log_moment, np.where(error < 0.5 * modulus, 2.0 * error / modulus, math.inf)

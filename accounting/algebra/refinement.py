@@ -61,17 +61,17 @@ class Part(Protocol):
 def largest_side(parts: Sequence[Part]) -> Side:
     """Returns the bound of all parts together: the largest of theirs."""
     return Side(
-        lambda epsilon: max(part.delta(epsilon) for part in parts),
-        lambda epsilon: max(part.floor(epsilon) for part in parts),
+        lambda epsilon: max(law.delta(epsilon) for law in parts),
+        lambda epsilon: max(law.floor(epsilon) for law in parts),
     )
 
 
 def negligible(side: Side, point: Point) -> bool:
     """Returns whether a computation's certified error is a small part of delta near `point`."""
-    at = point.epsilon
-    if at is None:
-        at = Question("epsilon", point.delta).lower_end(side.curve, 1e-3)
-    return bool(side.floor(at) <= _FEW_DIGITS * side.curve(at))
+    epsilon = point.epsilon
+    if epsilon is None:
+        epsilon = Question("epsilon", point.delta).lower_end(side.curve, 1e-3)
+    return bool(side.floor(epsilon) <= _FEW_DIGITS * side.curve(epsilon))
 
 
 @runtime_checkable
@@ -137,13 +137,15 @@ def refine(grids: Grids, question: Question, bound: Bound, relative: float = 0.0
     """
     resolution, steps = grids.first, list[_Step]()
     while True:
-        wanted = max(question.width(bound), relative * bound.lower, _SMALLEST_WIDTH)
-        if bound.width <= wanted or (question.upper_only and steps and steps[-1].gap <= wanted):
+        sharp_width = max(question.width(bound), relative * bound.lower, _SMALLEST_WIDTH)
+        if bound.width <= sharp_width or (
+            question.upper_only and steps and steps[-1].gap <= sharp_width
+        ):
             return bound
-        if steps and (reason := _reason_to_stop(grids, question, steps, bound, wanted)):
+        if steps and (reason := _reason_to_stop(grids, question, steps, bound, sharp_width)):
             return replace(bound, note=reason)
         if steps:
-            resolution = _next_resolution(grids, question, steps, bound, wanted)
+            resolution = _next_resolution(grids, question, steps, bound, sharp_width)
         try:
             steps.append(_compute(grids, question, resolution, bound, steps[-1:]))
         except GridError as error:
@@ -166,23 +168,23 @@ def _compute(
     """Computes one grid: its upper side first, whose delta tells how sharp the lower must be."""
     point, precision = _point(question, bound), 1e-3 * question.tolerance
     upper = grids.upper(resolution, point)
-    end = question.upper_end(upper.curve, precision)
+    upper_end = question.upper_end(upper.curve, precision)
     if question.upper_only:
-        gap = end
+        gap = upper_end
         if before:  # the excess falls as the square of the resolution
             shrunk = (resolution / before[0].resolution) ** 2
-            gap = 2.0 * abs(before[0].found.upper - end) * shrunk / (1.0 - shrunk)
-        found = Bound(0.0, end)
-        return _Step(resolution, found, gap, lambda ends: upper.floor(ends.upper))
+            gap = 2.0 * abs(before[0].found.upper - upper_end) * shrunk / (1.0 - shrunk)
+        grid_bound = Bound(0.0, upper_end)
+        return _Step(resolution, grid_bound, gap, lambda ends: upper.floor(ends.upper))
     if question.wanted == "delta":
-        point = Point(min(end, bound.upper), question.at)
+        point = Point(min(upper_end, bound.upper), question.at)
     lower = grids.lower(resolution, point)
-    found = Bound(question.lower_end(lower.curve, precision), end)
+    grid_bound = Bound(question.lower_end(lower.curve, precision), upper_end)
 
     def floor(ends: Bound) -> float:
         return max(lower.floor(ends.lower), upper.floor(ends.upper))
 
-    return _Step(resolution, found, found.width, floor)
+    return _Step(resolution, grid_bound, grid_bound.width, floor)
 
 
 def _reason_to_stop(
@@ -206,8 +208,8 @@ def _reason_to_stop(
 def _stalls(steps: list[_Step]) -> int:
     """Returns how many of the last fine grids in a row left the gap as it was."""
     count = 0
-    for before, step in zip(steps[-2::-1], steps[:0:-1], strict=False):
-        if step.gap <= 0.9 * before.gap or step.resolution >= _FINE:
+    for coarser, step in zip(steps[-2::-1], steps[:0:-1], strict=False):
+        if step.gap <= 0.9 * coarser.gap or step.resolution >= _FINE:
             break
         count += 1
     return count

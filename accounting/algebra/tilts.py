@@ -35,7 +35,7 @@ class Tilts:
     def log_moments(self, tilts: Real) -> Real:
         """Returns about log M(c) for each of `tilts`; inf beyond the `largest`."""
         releases, last = self._releases, float(self._NODES[-1])
-        found = np.full(tilts.shape, math.inf)
+        log_moments = np.full(tilts.shape, math.inf)
         # The density times X^c has a mode near 0 and, for large c, another one to the right.
         mode = np.maximum(tilts, 1.0) / releases.noise_multiplier
         far = (mode > last) & (tilts <= self.largest)
@@ -47,18 +47,18 @@ class Tilts:
         log_x, log_weight = self._near
         near = (tilts <= self.largest) & ~far
         if near.any():
-            found[near] = self._of_law(tilts[near], log_x, log_weight)
+            log_moments[near] = self._of_law(tilts[near], log_x, log_weight)
         if far.any():
             x = np.rint(mode[far] / self._STEP)[:, None] * self._STEP + self._NODES
             more_log_x, more_log_weight = self._law(x)
             more_log_weight[x < last + 0.5 * self._STEP] = -math.inf
             shape = (x.shape[0], log_x.size)
-            found[far] = self._of_law(
+            log_moments[far] = self._of_law(
                 tilts[far],
                 np.concatenate([np.broadcast_to(log_x, shape), more_log_x], axis=1),
                 np.concatenate([np.broadcast_to(log_weight, shape), more_log_weight], axis=1),
             )
-        return found
+        return log_moments
 
     def log_powers(self, tilts: Real) -> Real:
         """Returns about the log of the moments of all releases together."""
@@ -70,8 +70,8 @@ class Tilts:
         y = (x - 0.5 / sigma) / sigma
         large = y > -math.log(rate)
         log_x = np.log1p(rate * np.expm1(np.where(large, 0.0, y)))
-        rest = np.log1p((1.0 - rate) / rate * np.exp(-np.maximum(y, 0.0)))
-        log_x = np.where(large, math.log(rate) + y + rest, log_x)
+        log_unsampled = np.log1p((1.0 - rate) / rate * np.exp(-np.maximum(y, 0.0)))
+        log_x = np.where(large, math.log(rate) + y + log_unsampled, log_x)
         return log_x, -0.5 * x * x + math.log(self._STEP / math.sqrt(2.0 * math.pi))
 
     def _of_law(self, tilts: Real, log_x: Real, log_weight: Real) -> Real:
@@ -142,23 +142,23 @@ class Tilts:
         """
         c = tilt
         distances = np.concatenate([abs(c - 1.0) * _SHARES, abs(c) * _SHARES, _DISTANCES])
-        found = []
+        candidates = []
         for sign in (-1.0, 1.0):
             sides = c + sign * distances
             sides = sides[((sides < 0.0) | (sides > 1.0)) & (sides <= self.largest)]
             sides = sides[(sides >= -max(self.largest, 32.0 * abs(c))) & (sides != c)]
-            ends = [b for b in (0.0, 1.0) if (b - c) * sign > 0.0]  # o <= e^v, and o <= 1
+            limits = [b for b in (0.0, 1.0) if (b - c) * sign > 0.0]  # o <= e^v, and o <= 1
             if not subtracted:  # both h's bounds and the put's are for their own b alone
                 sides = sides[(sides > 1.0) == (c > 1.0)]
-                ends = [b for b in ends if b == float(c > 1.0)]
-            logs = np.append(log_peak(sides) + self.log_powers(sides), np.zeros(len(ends)))
-            sides = np.append(sides, ends)
+                limits = [b for b in limits if b == float(c > 1.0)]
+            logs = np.append(log_peak(sides) + self.log_powers(sides), np.zeros(len(limits)))
+            sides = np.append(sides, limits)
             widths = (logs - (sides - 1.0) * loss - target) / np.abs(sides - c)
             best = int(np.argmin(widths)) if widths.size else -1
-            found.append(
+            candidates.append(
                 (float(widths[best]), float(sides[best])) if best >= 0 else (math.inf, 0.0)
             )
-        return found[0], found[1]
+        return candidates[0], candidates[1]
 
     def narrower(self, tilt: float, loss: float, accuracy: float) -> tuple[float, float]:
         """Returns a tilt like `tilt` whose window is much narrower, if any, and the target's log.
@@ -183,15 +183,15 @@ class Tilts:
         return best, target
 
     def _least(self, bound: Callable[[Real], Real], *branches: Branch) -> float:
-        found = []
+        candidates = []
         for branch, low, high in branches:
             for _ in range(4):
                 grid = np.linspace(low, high, 40)
                 values = np.nan_to_num(bound(branch(grid)), nan=math.inf)
                 best = int(np.argmin(values))
                 low, high = grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]
-            found.append((float(values[best]), float(branch(grid[best]))))
-        return min(found)[1]
+            candidates.append((float(values[best]), float(branch(grid[best]))))
+        return min(candidates)[1]
 
 
 def log_peak(b: Any) -> Any:

@@ -60,11 +60,11 @@ class UpperRatio(LikelihoodRatio):
     @classmethod
     def _of_release(cls, step: float, cells: ReleaseCells, tail: float) -> UpperRatio:
         up = 1.0 + cells.drifts
-        parts = spread(step, up * cells.p, up * cells.q, cells.offset, bounded=cells.bounded)
-        parts = parts._replace(
-            zero=cells.zero + parts.zero, infinity=cells.infinity + parts.infinity
+        cells_split = spread(step, up * cells.p, up * cells.q, cells.offset, bounded=cells.bounded)
+        cells_split = cells_split._replace(
+            zero=cells.zero + cells_split.zero, infinity=cells.infinity + cells_split.infinity
         )
-        ratio = cls.of_spread(step, cells.first, parts, 8.0 * ROUNDING, cells.shift)
+        ratio = cls.of_spread(step, cells.first, cells_split, 8.0 * ROUNDING, cells.shift)
         return replace(ratio, tail=tail).flush()
 
     @classmethod
@@ -72,11 +72,11 @@ class UpperRatio(LikelihoodRatio):
         cls, p: Array, q: Array, step: float, drift: float = 8.0 * ROUNDING
     ) -> UpperRatio:
         """Splits each outcome between the two grid points beside its ratio."""
-        both = (p > FLUSH) & (q > FLUSH)
-        zero, infinity = float(q[~both].sum()), float(p[~both].sum())
-        if not both.any():  # an atom at X = 1 adds to no delta
-            both, p, q = np.ones(1, bool), *np.full((2, 1), FLUSH)
-        p, q = p[both], q[both]
+        positive = (p > FLUSH) & (q > FLUSH)
+        zero, infinity = float(q[~positive].sum()), float(p[~positive].sum())
+        if not positive.any():  # an atom at X = 1 adds to no delta
+            positive, p, q = np.ones(1, bool), *np.full((2, 1), FLUSH)
+        p, q = p[positive], q[positive]
         position = (np.log(p) - np.log(q)) / step
         index = np.floor(position).astype(np.int64)
         start, stop = int(index.min()), int(index.max()) + 2
@@ -144,11 +144,11 @@ class UpperRatio(LikelihoodRatio):
 
     def diluted(self, count: int, others: int, step: float) -> UpperRatio:
         """Returns (count X + others) / (count + others): 0 becomes a value, infinity stays."""
-        rest = others / (count + others)
+        constant_share = others / (count + others)
         q, p = np.append(self.q, self.zero), np.append(self.p, 0.0)
-        p = (1.0 - rest) * p + rest * q
+        p = (1.0 - constant_share) * p + constant_share * q
         ratio = self.from_masses(p, q, step, self.drift + 8.0 * ROUNDING)
-        infinity = ratio.infinity + (1.0 - rest) * self.infinity
+        infinity = ratio.infinity + (1.0 - constant_share) * self.infinity
         shift = ratio.shift + self.shift
         return replace(ratio, infinity=infinity, shift=shift, tail=self.tail).trim()
 
@@ -168,8 +168,8 @@ class UpperRatio(LikelihoodRatio):
         p[-1] += np.dot(ratio.p[above + 1 :], np.exp(-steps_above))
         infinity = ratio.infinity + np.dot(ratio.p[above + 1 :], -np.expm1(-steps_above))
         drift = ratio.drift + (ratio.q.size + 8) * ROUNDING
-        ends = {"zero": float(zero), "infinity": float(infinity)}
-        return replace(ratio, start=ratio.start + below, q=q, p=p, drift=drift, **ends)
+        end_masses = {"zero": float(zero), "infinity": float(infinity)}
+        return replace(ratio, start=ratio.start + below, q=q, p=p, drift=drift, **end_masses)
 
     def flush(self) -> UpperRatio:
         """Returns the law with masses under FLUSH moved to 0 and infinity."""
