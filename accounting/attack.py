@@ -49,6 +49,8 @@ def attack_accuracy(advantage: Bound) -> Bound:
     >>> attack_accuracy(Bound(0.0, 0.1)).format_upper()
     '0.551'
     """
-    lower, upper = (0.5 * (1.0 + end) for end in (advantage.lower, advantage.upper))
+    lower, upper = (
+        0.5 * (1.0 + advantage_end) for advantage_end in (advantage.lower, advantage.upper)
+    )
     lower, upper = lower * (1.0 - _ROUNDING), min(1.0, upper * (1.0 + _ROUNDING))
     return Bound.resting_on(advantage, max(0.5, lower), upper)

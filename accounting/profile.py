@@ -91,12 +91,12 @@ class Bound:
     @classmethod
     def largest(cls, bounds: Iterable[Bound]) -> Bound:
         """Bounds the largest of one or more numbers, each of them bounded."""
-        found = list(bounds)
+        listed = list(bounds)
         return cls(
-            max(bound.lower for bound in found),
-            max(bound.upper for bound in found),
-            1.0 - math.fsum(1.0 - bound.confidence for bound in found),
-            "; ".join(dict.fromkeys(bound.note for bound in found if bound.note)),
+            max(bound.lower for bound in listed),
+            max(bound.upper for bound in listed),
+            1.0 - math.fsum(1.0 - bound.confidence for bound in listed),
+            "; ".join(dict.fromkeys(bound.note for bound in listed if bound.note)),
         )
 
     def intersection(self, other: Bound) -> Bound:
@@ -278,15 +278,15 @@ class UpperEnd(Profile):
 
     def answer(self, question: Question) -> Bound:
         """Answers by both profiles."""
-        found = question.of(self.profile)
+        above = question.of(self.profile)
         if question.upper_only:
-            return replace(found, lower=0.0)
+            return replace(above, lower=0.0)
         least = Bound(0.0, 0.0, note="no lower end is proved")
         if self.below is not None:
             least = question.of(self.below)
-        notes = dict.fromkeys(note for note in (found.note, least.note) if note)
-        confidence = found.confidence + least.confidence - 1.0
-        return Bound(least.lower, found.upper, confidence, "; ".join(notes))
+        notes = dict.fromkeys(note for note in (above.note, least.note) if note)
+        confidence = above.confidence + least.confidence - 1.0
+        return Bound(least.lower, above.upper, confidence, "; ".join(notes))
 
 
 def proved(bound: Bound) -> Bound:
@@ -345,5 +345,5 @@ def default_delta(num_units: int) -> float:
       num_units: n, the number of protected units: users where users are protected.
     """
     check_count("num_units", num_units)
-    wanted = Decimal(min(1e-5, float(num_units) ** -1.1))
-    return float(Context(prec=1, rounding=ROUND_DOWN).plus(wanted))
+    largest = Decimal(min(1e-5, float(num_units) ** -1.1))
+    return float(Context(prec=1, rounding=ROUND_DOWN).plus(largest))

@@ -109,8 +109,8 @@ def joined(place: Place) -> str:
     >>> joined(("grid", 0, "noise_multiplier"))
     'grid[0].noise_multiplier'
     """
-    parts = (f"[{part}]" if isinstance(part, int) else f".{_line(str(part))}" for part in place)
-    return "".join(parts).removeprefix(".")
+    words = (f"[{name}]" if isinstance(name, int) else f".{_line(str(name))}" for name in place)
+    return "".join(words).removeprefix(".")
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -120,8 +120,8 @@ def near(name: str, known: Iterable[str]) -> str:
     (': did you mean adam?', '; there are adam, sgd')
     """
     known = list(known)
-    if found := difflib.get_close_matches(name[:100], known, 1):
-        return f": did you mean {found[0]}?"
+    if matches := difflib.get_close_matches(name[:100], known, 1):
+        return f": did you mean {matches[0]}?"
     return f"; there are {', '.join(known)}" if 0 < len(known) < 20 else ""
 
 
@@ -166,14 +166,14 @@ def read(hint: Any, value: Any, place: Place = (), *, words: bool = False) -> An
     if origin is Annotated:
         marks = [mark for mark in arguments[1:] if isinstance(mark, Bound | Must)]
         try:
-            found = read(arguments[0], value, place, words=words)
+            checked = read(arguments[0], value, place, words=words)
         except Refused as error:
             if error.place != place or not marks:
                 raise
             raise _wrong(hint, value, place, words) from None
-        if not all(mark.allows(found) for mark in marks if _compared(mark, found)):
+        if not all(mark.allows(checked) for mark in marks if _compared(mark, checked)):
             raise _wrong(hint, value, place, words)
-        return found
+        return checked
     if origin in (Union, types.UnionType):
         return _read_union(hint, value, place, words)
     if origin is Literal:
@@ -193,9 +193,9 @@ def read(hint: Any, value: Any, place: Place = (), *, words: bool = False) -> An
     if isinstance(origin, type):
         if not isinstance(value, Mapping):
             raise _wrong(hint, value, place, words)
-        key, of = arguments
+        key, item = arguments
         return {
-            read(key, k, place, words=words): read(of, x, (*place, shown(k)), words=words)
+            read(key, k, place, words=words): read(item, x, (*place, shown(k)), words=words)
             for k, x in value.items()
         }
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
@@ -240,7 +240,7 @@ def _read_items(hint: Any, value: Any, place: Place, words: bool) -> Any:
     if len(kinds) != len(value):
         raise _wrong(hint, value, place, words)
     items = zip(kinds, value, strict=True)
-    return origin(read(of, x, (*place, i), words=words) for i, (of, x) in enumerate(items))
+    return origin(read(item, x, (*place, i), words=words) for i, (item, x) in enumerate(items))
 
 
 def _read_plain(hint: Any, value: Any, place: Place, words: bool) -> Any:
@@ -258,12 +258,12 @@ def _read_plain(hint: Any, value: Any, place: Place, words: bool) -> Any:
         if isinstance(value, bool) or not isinstance(value, number):
             raise _wrong(hint, value, place, words)
         try:
-            found = operator.index(value) if kind is int else float(value)  # type: ignore[arg-type]
+            converted = operator.index(value) if kind is int else float(value)  # type: ignore[arg-type]
         except (OverflowError, ValueError):
             raise _wrong(hint, value, place, words) from None
-        if not math.isfinite(found if kind is float else 0):
+        if not math.isfinite(converted if kind is float else 0):
             raise _wrong(hint, value, place, words)
-        return found
+        return converted
     if kind is Path and isinstance(value, str):
         if "\0" in value:
             raise _wrong(hint, value, place, words)
@@ -290,8 +290,8 @@ def described(hint: Any) -> str:
         kinds = [kind for kind in arguments if kind is not type(None)] or list(arguments)
         return _either(list(dict.fromkeys(map(described, kinds))))
     if origin in (list, tuple):
-        many = origin is list or arguments[1:] == (...,)
-        return "a list" if many else f"{len(arguments)} values"
+        any_length = origin is list or arguments[1:] == (...,)
+        return "a list" if any_length else f"{len(arguments)} values"
     if isinstance(origin, type):
         return "a table" if issubclass(origin, Mapping) else f"a {origin.__name__}"
     if hint in _NOUNS or hint is None:
@@ -300,8 +300,8 @@ def described(hint: Any) -> str:
 
 
 def _either(choices: list[str]) -> str:
-    *others, last = choices
-    return f"{', '.join(others)} or {last}" if others else last
+    *first_choices, last = choices
+    return f"{', '.join(first_choices)} or {last}" if first_choices else last
 
 
 def shown(value: Any, *, words: bool = False) -> str:
@@ -332,17 +332,17 @@ def field_types(kind: Any) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _field_types(kind: Any) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
-        one = types.SimpleNamespace(__annotations__={field.name: field.type})
+        annotated = types.SimpleNamespace(__annotations__={field.name: field.type})
         scope = vars(sys.modules[owner.__module__]), dict(vars(owner))
         try:
-            found |= get_type_hints(one, *scope, include_extras=True)
+            hints |= get_type_hints(annotated, *scope, include_extras=True)
         except (NameError, AttributeError, SyntaxError, TypeError) as error:
             place = f"{kind.__module__}:{kind.__qualname__}.{field.name}"
             raise ValueError(f"{place} has an annotation that is not defined: {error}") from None
-    return types.MappingProxyType(found)
+    return types.MappingProxyType(hints)
 
 
 def named(kind: type) -> Mapping[str, str]:
@@ -369,18 +369,18 @@ def build(kind: type[_T], values: Any, place: Place = (), *, words: bool = False
     """
     if not isinstance(values, Mapping):
         raise _wrong(kind, values, place)
-    attributes, hints, given = named(kind), field_types(kind), dict[str, Any]()
+    attributes, hints, arguments = named(kind), field_types(kind), dict[str, Any]()
     for name, value in values.items():
         if name not in attributes:
             raise Refused((*place, shown(name)), f"is unknown{near(shown(name), attributes)}")
         attribute = attributes[name]
-        given[attribute] = read(hints[attribute], value, (*place, name), words=words)
+        arguments[attribute] = read(hints[attribute], value, (*place, name), words=words)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # of a dataclass
         required = field.default is field.default_factory is dataclasses.MISSING
-        if field.init and required and field.name not in given:
+        if field.init and required and field.name not in arguments:
             raise Refused((*place, _name(hints[field.name], field.name)), "is missing")
     try:
-        return kind(**given)
+        return kind(**arguments)
     except Refused as error:
         raise Refused((*place, *error.place), error.reason) from None
     except ValueError as error:
@@ -394,8 +394,8 @@ def check(record: Any) -> None:
       Refused: If an annotation does not allow a value.
     """
     for name, hint in field_types(type(record)).items():
-        found = read(hint, getattr(record, name), (_name(hint, name),))
-        object.__setattr__(record, name, found)
+        checked = read(hint, getattr(record, name), (_name(hint, name),))
+        object.__setattr__(record, name, checked)
 
 
 class Record:

@@ -104,7 +104,7 @@ class ComposedProfile(Profile):
     def answer(self, question: Question) -> Bound:
         """Answers by equal shares."""
         share = question._replace(at=question.at / len(self.profiles) / _UP)  # rounded down
-        upper = _UP * math.fsum(proved(share.of(one)).upper for one in self.profiles)
+        upper = _UP * math.fsum(proved(share.of(mechanism)).upper for mechanism in self.profiles)
         if question.wanted == "delta":
             upper = min(1.0, upper)
         lower = Bound.largest(question.of(profile) for profile in self.profiles).lower
@@ -112,10 +112,10 @@ class ComposedProfile(Profile):
 
     def with_gaussian_release(self, noise_multiplier: float) -> ComposedProfile:
         """Returns the composition with a further release, which joins the last mechanism."""
-        *others, last = self.profiles
+        *preceding, last = self.profiles
         joined = with_gaussian_release(last, noise_multiplier)
-        parts = joined.profiles if isinstance(joined, ComposedProfile) else (joined,)
-        return ComposedProfile((*others, *parts))
+        releases = joined.profiles if isinstance(joined, ComposedProfile) else (joined,)
+        return ComposedProfile((*preceding, *releases))
 
 
 def with_gaussian_release(profile: PrivacyProfile, noise_multiplier: float) -> PrivacyProfile:
@@ -217,17 +217,17 @@ class TrialCount:
         u, gamma, eta, first, size = generator.random(), self.gamma, self.shape, 1, 256
         log_odds = -math.log(gamma)
         weight = (1.0 - gamma) / (math.expm1(eta * log_odds) / eta if eta else log_odds)
-        rest = 1.0  # bound on the mass from `first` on
-        while u < 2.0 * rest:  # beyond, rounding alone leaves something of u
+        tail_mass = 1.0  # bound on the mass from `first` on
+        while u < 2.0 * tail_mass:  # beyond, rounding alone leaves something of u
             k = np.arange(first, first + size)
             ratios = (1.0 - gamma) * (k + eta) / (k + 1)
             weights = weight * np.cumprod(np.append(1.0, ratios))
-            left = u - np.cumsum(weights[:-1])
-            if left[-1] <= 0.0:
-                return first + int(np.argmax(left <= 0.0))
-            u, weight, first, size = left[-1], weights[-1], first + size, min(2 * size, 2**20)
+            remaining = u - np.cumsum(weights[:-1])
+            if remaining[-1] <= 0.0:
+                return first + int(np.argmax(remaining <= 0.0))
+            u, weight, first, size = remaining[-1], weights[-1], first + size, min(2 * size, 2**20)
             decline = min(gamma, 1.0 - ratios[-1])  # later ratios are at most 1 - decline
-            rest = weight / decline if decline > 0.0 else 1.0
+            tail_mass = weight / decline if decline > 0.0 else 1.0
         return first
 
 
@@ -254,17 +254,17 @@ class SelectionProfile(Profile):
 
     def answer(self, question: Question) -> Bound:
         """Answers by the theorem, and for delta by the distance of two trials' laws as well."""
-        one = self._trial(question)
+        single = self._trial(question)
         surcharge = self._surcharge(question.tolerance)
         if question.wanted == "epsilon":
             shared = self._trial(question._replace(at=question.at / self.count.mean / _UP))
-            return Bound(one.lower, (shared.upper + surcharge) * _UP, note=_NOTE)
+            return Bound(single.lower, (shared.upper + surcharge) * _UP, note=_NOTE)
         distance = self._trial(question._replace(at=0.0)).upper
         upper = min(1.0, self.count.hit_probability(distance) * _UP)
-        if (rest := question.at - surcharge) >= 0.0:
-            shared = self._trial(question._replace(at=rest))
+        if (shared_delta := question.at - surcharge) >= 0.0:
+            shared = self._trial(question._replace(at=shared_delta))
             upper = min(upper, self.count.mean * shared.upper * _UP)
-        return Bound(one.lower, upper, note=_NOTE)
+        return Bound(single.lower, upper, note=_NOTE)
 
     def _trial(self, question: Question) -> Bound:
         return proved(question.of(self.trial))

@@ -140,27 +140,33 @@ class Pairs:
             begin = y.start + int(near.distances[i])
             down = _shifted_sums(y.q, weights_down[i:j], begin, low, high)
             up = _shifted_sums(y.q, weights_up[i:j], begin, low, high)
-            left, at = slice(low - x.start, high - x.start), low + level - out.start
-            here, there = slice(at, at + high - low), slice(at + 1, at + high - low + 1)
-            out.q[here] += x.q[left] * down
-            out.q[there] += x.q[left] * up
+            x_slice, first_index = slice(low - x.start, high - x.start), low + level - out.start
+            lower_points, upper_points = (
+                slice(first_index, first_index + high - low),
+                slice(first_index + 1, first_index + high - low + 1),
+            )
+            out.q[lower_points] += x.q[x_slice] * down
+            out.q[upper_points] += x.q[x_slice] * up
             # A grid point's value is that of x's atom, times e^{level step}.
-            p = x.p[left] * math.exp(level * self.step)
-            out.p[here] += p * down
-            out.p[there] += (grown * p) * up
+            p = x.p[x_slice] * math.exp(level * self.step)
+            out.p[lower_points] += p * down
+            out.p[upper_points] += (grown * p) * up
         low = max(x.start, y.start + near.beyond)
         if low < x.stop:
             # Here the sum lies below the next grid point, at a split e^{-d step}/(e^step - 1).
             last, decay = self._far(x, y, low, near.beyond)
             total = np.cumsum(y.q)[last]
             up = np.minimum(self._decayed(y.q)[last] * decay / math.expm1(self.step), total)
-            here, there = slice(low - out.start, x.stop - out.start), slice(low - x.start, None)
-            next_up = slice(here.start + 1, here.stop + 1)
+            lower_points, upper_points = (
+                slice(low - out.start, x.stop - out.start),
+                slice(low - x.start, None),
+            )
+            next_up = slice(lower_points.start + 1, lower_points.stop + 1)
             weight = self._weights(1, 2)
-            out.q[here] += weight * x.q[there] * (total - up)
-            out.q[next_up] += weight * x.q[there] * up
-            out.p[here] += weight * x.p[there] * (total - up)
-            out.p[next_up] += (weight * grown) * x.p[there] * up
+            out.q[lower_points] += weight * x.q[upper_points] * (total - up)
+            out.q[next_up] += weight * x.q[upper_points] * up
+            out.p[lower_points] += weight * x.p[upper_points] * (total - up)
+            out.p[next_up] += (weight * grown) * x.p[upper_points] * up
 
     def _add_lower(self, out: Atoms, x: Atoms, y: Atoms, first: int) -> None:
         near = self._near(x, y, first, 0.5, 0.5)
@@ -169,17 +175,20 @@ class Pairs:
             begin = y.start + int(near.distances[i])
             sum_q = _shifted_sums(y.q, near.weights[i:j], begin, low, high)
             sum_t = _shifted_sums(y.t, smaller[i:j], begin, low, high)
-            at = low + level - out.start
-            here, there = slice(at, at + high - low), slice(low - x.start, high - x.start)
-            self._gather(out, here, x, there, sum_q, sum_t, math.exp(level * self.step))
+            first_index = low + level - out.start
+            out_sliceslice, x_slice = (
+                slice(first_index, first_index + high - low),
+                slice(low - x.start, high - x.start),
+            )
+            self._gather(out, out_sliceslice, x, x_slice, sum_q, sum_t, math.exp(level * self.step))
         low = max(x.start, y.start + near.beyond)
         if low < x.stop:
             last, decay = self._far(x, y, low, near.beyond)
             weight = self._weights(1, 2)
             sum_q = weight * np.cumsum(y.q)[last]
             sum_t = weight * self._decayed(y.t)[last] * decay
-            here = slice(low - out.start, x.stop - out.start)
-            self._gather(out, here, x, slice(low - x.start, None), sum_q, sum_t, 1.0)
+            out_sliceslice = slice(low - out.start, x.stop - out.start)
+            self._gather(out, out_sliceslice, x, slice(low - x.start, None), sum_q, sum_t, 1.0)
 
     @staticmethod
     def _gather(

@@ -112,7 +112,7 @@ class AssignmentsProfile(WithRelease):
         counted: Counter[Assignment] = Counter()
         for assignment, count in self.assignments:
             counted[tuple(sorted(assignment))] += count
-        if not counted or not all(max(one)[0] for one in counted):
+        if not counted or not all(max(pairs)[0] for pairs in counted):
             raise ValueError("assignments must each have a bin that is released")
         object.__setattr__(self, "assignments", tuple(sorted(counted.items())))
 
@@ -120,7 +120,7 @@ class AssignmentsProfile(WithRelease):
         """Answers by closed forms, by inverting a transform, and by grids where these are wide."""
         if (steps := self._steps()) is not None:
             return question.of(steps)
-        if all(one[0][1] == len(one) == 1 for one, _ in self.assignments):
+        if all(assignment[0][1] == len(assignment) == 1 for assignment, _ in self.assignments):
             return question.of(self._known())
         bound = Bound(question.lower_end(self.little_noise), self._ceiling(question))
         if question.wanted == "delta" and bound.width > question.width(bound):
@@ -130,9 +130,9 @@ class AssignmentsProfile(WithRelease):
 
     def _inverted(self, epsilon: float, bound: Bound) -> Bound:
         """Bounds delta of one draw whose bins are all released alike, to many digits."""
-        (one, draws), *others = self.assignments
-        (times, bins), *unlike = one
-        alone = draws == 1 and not (others or unlike) and self.release == math.inf
+        (assignment, draws), *different = self.assignments
+        (times, bins), *unlike = assignment
+        alone = draws == 1 and not (different or unlike) and self.release == math.inf
         if alone and bound.upper > _INVERTED:
             with contextlib.suppress(NotInvertibleError):
                 sigma = self.noise_multiplier / math.sqrt(times)
@@ -141,35 +141,35 @@ class AssignmentsProfile(WithRelease):
 
     def _steps(self) -> PoissonProfile | None:
         """Returns the profile of draws that release one bin of n each: steps at the rate 1 / n."""
-        (one, count), *others = self.assignments
-        (times, bins), rest = max(one), dict(one).get(0)
-        if others or bins > 1 or rest is None or len(one) > 2:
+        (assignment, count), *different = self.assignments
+        (times, bins), unreleased = max(assignment), dict(assignment).get(0)
+        if different or bins > 1 or unreleased is None or len(assignment) > 2:
             return None
         sigma = self.noise_multiplier / math.sqrt(times)
-        return PoissonProfile(sigma, 1.0 / (rest + 1), count, self.release)
+        return PoissonProfile(sigma, 1.0 / (unreleased + 1), count, self.release)
 
     def _ceiling(self, question: Question) -> float:
         """Answers for bins that are all released as often as the one that is most often."""
-        most = max(max(one)[0] for one, _ in self.assignments)
-        fewest = min(sum(bins for _, bins in one) for one, _ in self.assignments)
+        most = max(max(assignment)[0] for assignment, _ in self.assignments)
+        fewest = min(sum(bins for _, bins in assignment) for assignment, _ in self.assignments)
         sigma, draws = self.noise_multiplier / math.sqrt(most), sum(n for _, n in self.assignments)
         largest = LargestRelease(sigma, fewest, draws, self.release)
         return min(question.of(self._known()).upper, question.of(largest).upper)
 
     def _known(self) -> GaussianProfile:
         """Returns the profile of an example that is known to be in a most released bin."""
-        times = sum(max(one)[0] * count for one, count in self.assignments)
+        times = sum(max(assignment)[0] * count for assignment, count in self.assignments)
         return known_order(self.noise_multiplier, times, self.release)
 
     def little_noise(self, epsilon: float) -> float:
         """Bounds delta from below, by the example's own releases in its most released bins."""
         shift = log_share = 0.0
-        for one, count in self.assignments:
-            log_bins = math.log(sum(bins for _, bins in one))
+        for assignment, count in self.assignments:
+            log_bins = math.log(sum(bins for _, bins in assignment))
             shift += count * log_bins
-            log_share += count * (math.log(max(one)[1]) - log_bins)
-        at = (epsilon + shift) * (1.0 + _UP)
-        return math.exp(log_share * (1.0 + _UP)) * self._known().delta(at).lower * (1.0 - _UP)
+            log_share += count * (math.log(max(assignment)[1]) - log_bins)
+        loss = (epsilon + shift) * (1.0 + _UP)
+        return math.exp(log_share * (1.0 + _UP)) * self._known().delta(loss).lower * (1.0 - _UP)
 
 
 def bins_profile(
@@ -182,9 +182,11 @@ def bins_profile(
       assignments: Each assignment's pairs (releases, bins), and how many of these there are.
     """
     if len(assignments) == 1:
-        (one, count), *_ = assignments.items()
-        if len(one) == 1 and one[0][0] == 1:
-            return BallsAndBinsProfile(noise_multiplier, one[0][1], count)
-        if len(one) == 1 and count == 1:
-            return BallsAndBinsProfile(noise_multiplier, one[0][1], one[0][0], "fixed")
+        (assignment, count), *_ = assignments.items()
+        if len(assignment) == 1 and assignment[0][0] == 1:
+            return BallsAndBinsProfile(noise_multiplier, assignment[0][1], count)
+        if len(assignment) == 1 and count == 1:
+            return BallsAndBinsProfile(
+                noise_multiplier, assignment[0][1], assignment[0][0], "fixed"
+            )
     return AssignmentsProfile(noise_multiplier, tuple(assignments.items()))

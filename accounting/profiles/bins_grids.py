@@ -176,10 +176,10 @@ class _Grid(NamedTuple):
         """Returns about the largest range of log X of an assignment with unreleased bins."""
         spans = [0.0]
         for kind in self.kinds:
-            if rest := dict(kind).get(0, 0):
+            if unreleased := dict(kind).get(0, 0):
                 sigma, bins = self.sigma / math.sqrt(max(kind)[0]), sum(n for _, n in kind)
                 reach = 0.5 / sigma**2 - float(scipy.special.ndtri(self.tail)) / sigma
-                low = math.log(rest / bins)
+                low = math.log(unreleased / bins)
                 spans.append(float(np.logaddexp(low, reach - math.log(bins))) - low)
         return max(spans)
 
@@ -236,15 +236,17 @@ def _draws(kind: type[Ratio], grid: _Grid) -> list[Ratio]:
         first = kind.gaussian(grid.sigma / math.sqrt(times), steps[0], grid.tail)
         for count, mean in zip(bins, first.averages(bins, steps), strict=True):
             means[times, count] = mean
-    return [_mean(one, means, grid.last_step()) for one in grid.kinds]
+    return [_mean(kind_of_draw, means, grid.last_step()) for kind_of_draw in grid.kinds]
 
 
 def _mean(kind: Assignment, means: Mapping[tuple[int, int], Ratio], step: float) -> Ratio:
     """Returns the mean over the bins of one assignment, on a grid of `step` in log X."""
-    parts = [(means[times, bins], bins) for times, bins in kind if times]
-    finest = min(ratio.step for ratio, _ in parts)
-    (total, bins), *others = [(law.refined(round(law.step / finest)), n) for law, n in parts]
-    for law, count in others:
+    means_released = [(means[times, bins], bins) for times, bins in kind if times]
+    finest = min(ratio.step for ratio, _ in means_released)
+    (total, bins), *further_laws = [
+        (law.refined(round(law.step / finest)), n) for law, n in means_released
+    ]
+    for law, count in further_laws:
         total, bins = total.mean_with(bins, law, count), bins + count
     if unreleased := sum(count for _, count in kind) - bins:
         return total.diluted(bins, unreleased, step)
@@ -259,9 +261,9 @@ def _products(kind: type[Ratio], grid: _Grid, counts: tuple[int, ...]) -> Ratio:
     return functools.reduce(_product, (law.power(count) for law, count in laws))
 
 
-def _product(one: Ratio, other: Ratio) -> Ratio:
-    while one.step < 0.75 * other.step:
-        one = one.coarsened()
-    while other.step < 0.75 * one.step:
-        other = other.coarsened()
-    return one.product(other)
+def _product(first: Ratio, second: Ratio) -> Ratio:
+    while first.step < 0.75 * second.step:
+        first = first.coarsened()
+    while second.step < 0.75 * first.step:
+        second = second.coarsened()
+    return first.product(second)

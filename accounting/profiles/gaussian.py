@@ -68,8 +68,8 @@ def composed_noise(noise_multiplier: float, release: float) -> float:
     >>> composed_noise(3.0, 4.0), composed_noise(3.0, float("inf"))
     (2.4, 3.0)
     """
-    less, more = sorted((noise_multiplier, release))
-    return less / math.hypot(1.0, less / more)
+    smaller_noise, larger_noise = sorted((noise_multiplier, release))
+    return smaller_noise / math.hypot(1.0, smaller_noise / larger_noise)
 
 
 def known_order(noise_multiplier: float, steps: int, release: float = math.inf) -> GaussianProfile:

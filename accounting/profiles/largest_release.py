@@ -56,9 +56,9 @@ class LargestRelease(Profile):
 
     def _upper_epsilon(self, delta: float) -> float:
         moved = self._moved(math.log(delta) + math.log(_SHARE))
-        rest = delta * (1.0 - 1.0001 * _SHARE)
+        gaussian_delta = delta * (1.0 - 1.0001 * _SHARE)
         curve = self._gaussian().delta
-        shifted = Question("epsilon", rest).upper_end(lambda e: curve(e).upper)
+        shifted = Question("epsilon", gaussian_delta).upper_end(lambda e: curve(e).upper)
         log_bins = self.epochs * math.log(self.bins)
         epsilon = shifted - log_bins + _ROUNDING * (abs(shifted) + log_bins)
         epsilon = epsilon + moved if self._several else float(np.logaddexp(epsilon, moved))
@@ -81,11 +81,13 @@ class LargestRelease(Profile):
         The events that are left out then have at most the mass e^`log_share`.
         """
         sigma, bins, epochs = self.noise_multiplier, self.bins, self.epochs
-        part = log_share - math.log(epochs) - (math.log(2.0) if self._several else 0.0)
-        log_r = min(-part, (_quantile(part - math.log(bins)) - 0.5 / sigma) / sigma)
+        log_share_each = log_share - math.log(epochs) - (math.log(2.0) if self._several else 0.0)
+        log_r = min(
+            -log_share_each, (_quantile(log_share_each - math.log(bins)) - 0.5 / sigma) / sigma
+        )
         if not self._several:
             return log_r
-        c = (0.5 / sigma - _quantile(part)) / sigma
+        c = (0.5 / sigma - _quantile(log_share_each)) / sigma
         exponent = log_r + math.log(bins) - c
         exponent += _ROUNDING * (abs(log_r) + abs(c)) + 1e-9
         return epochs * float(np.logaddexp(0.0, exponent))
@@ -94,14 +96,14 @@ class LargestRelease(Profile):
         """Bounds the logarithm of H_epsilon(Q || P)."""
         sigma, bins, epochs = self.noise_multiplier, self.bins, self.epochs
         if not self._several:
-            at = sigma * (math.log(bins) - epsilon) + 0.5 / sigma
-            return bins * float(scipy.special.log_ndtr(at + 1e-12 * abs(at) + 1e-9))
+            threshold = sigma * (math.log(bins) - epsilon) + 0.5 / sigma
+            return bins * float(scipy.special.log_ndtr(threshold + 1e-12 * abs(threshold) + 1e-9))
         slopes, log_moments = _log_moments(bins)
-        each = log_moments + slopes * (sigma * math.log(bins) + 0.5 / sigma)
+        log_powers = log_moments + slopes * (sigma * math.log(bins) + 0.5 / sigma)
         powers = slopes * sigma
         beside = 0.5 * (powers / self.release) * ((powers + 1.0) / self.release)
-        bounds = epochs * each + beside - powers * epsilon
-        return float(bounds.min()) + 1e-12 * float((epochs * np.abs(each) + beside).max())
+        bounds = epochs * log_powers + beside - powers * epsilon
+        return float(bounds.min()) + 1e-12 * float((epochs * np.abs(log_powers) + beside).max())
 
 
 def _quantile(log_tail: float) -> float:

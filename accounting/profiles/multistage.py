@@ -55,9 +55,9 @@ def outcomes(draws: Sequence[int], sizes: Sequence[int]) -> Outcomes:
       sizes: N_j, children of the leaf's own unit of level j - 1.
     """
     reached, fails = 1.0, []
-    for drawn, size in zip(draws, sizes, strict=True):
-        fails.append(reached * ((size - drawn) / size))
-        reached *= drawn / size
+    for count, size in zip(draws, sizes, strict=True):
+        fails.append(reached * ((size - count) / size))
+        reached *= count / size
     return Outcomes(tuple(fails), reached)
 
 
@@ -98,9 +98,9 @@ class MultistageProfile(RepeatedProfile):
             raise ValueError(
                 f"draws and sizes need one entry per level, at least one, got {draws} and {sizes}"
             )
-        for level, (drawn, size) in enumerate(zip(draws, sizes, strict=True), 1):
-            if drawn > size:
-                raise ValueError(f"level {level} draws {drawn} of only {size} without replacement")
+        for level, (count, size) in enumerate(zip(draws, sizes, strict=True), 1):
+            if count > size:
+                raise ValueError(f"level {level} draws {count} of only {size} without replacement")
         if clipped is not None and clipped > len(draws):
             raise ValueError(f"clipped_level must be at most {len(draws)}, got {clipped}")
 
@@ -149,12 +149,12 @@ class MultistageProfile(RepeatedProfile):
         """Returns the pair that dominates one release in both orders: glued, and bridged at 1."""
         right, right_drift = self._pair("with").spread(step, tail)
         # Of 1/X: P and Q are exchanged.
-        left, left_drift = self._pair("without").spread(step, tail)
+        below, below_drift = self._pair("without").spread(step, tail)
         right_a = np.exp(np.arange(right.q.size) * step)
-        left_a = np.exp(-np.arange(left.q.size) * step)
+        left_a = np.exp(-np.arange(below.q.size) * step)
         # Masses strictly beyond each atom, and the curve there.
         right_q, right_p = _beyond(right.q), _beyond(right.p) + right.infinity
-        left_q, left_p = _beyond(left.p) + left.infinity, _beyond(left.q)
+        left_q, left_p = _beyond(below.p) + below.infinity, _beyond(below.q)
         right_h = right_p - right_a * right_q
         left_h = 1.0 - left_a + left_a * left_q - left_p
         i, j = _common_tangent(left_a, left_h, right_a, right_h)
@@ -164,16 +164,16 @@ class MultistageProfile(RepeatedProfile):
         if min(up, down) < -1e-13 * mass:
             raise ArithmeticError(f"no bridge between atoms -{i} and {j} at step {step}")
         up, down = max(up, 0.0), max(down, 0.0)
-        size = left.q.size - 1
+        size = below.q.size - 1
         q, p = np.zeros(size + right.q.size), np.zeros(size + right.q.size)
         q[size + j + 1 :], p[size + j + 1 :] = right.q[j + 1 :], right.p[j + 1 :]
-        q[: size - i], p[: size - i] = left.p[i + 1 :][::-1], left.q[i + 1 :][::-1]
+        q[: size - i], p[: size - i] = below.p[i + 1 :][::-1], below.q[i + 1 :][::-1]
         q[size + j] += up
         p[size + j] += up * right_a[j]
         q[size - i] += down
         p[size - i] += down * left_a[i]
-        drift = max(left_drift, right_drift) + 8.0 * ROUNDING
-        cells = Spread(q, p, left.infinity, right.infinity)
+        drift = max(below_drift, right_drift) + 8.0 * ROUNDING
+        cells = Spread(q, p, below.infinity, right.infinity)
         return UpperRatio.of_spread(step, -size, cells, drift, EDGE_DRIFT + 2.0 * drift)
 
     def concrete_pairs(self) -> Iterator[tuple[Mixture, Mixture]]:
@@ -181,7 +181,7 @@ class MultistageProfile(RepeatedProfile):
 
         The gradients that branch off x's path at level j are all sign_j.
         """
-        levels, own = len(self.draws), self.contributions()
+        levels, contributions = len(self.draws), self.contributions()
         probabilities = outcomes(self.draws, self.sizes)
         weights = [*probabilities.fails, probabilities.succeeds]
         for few in itertools.product((-1.0, 1.0), repeat=min(levels, _MOST_SIGNS)):
@@ -189,10 +189,10 @@ class MultistageProfile(RepeatedProfile):
             means = []
             for j in range(levels):
                 shift = 0.0
-                if j < len(own):
-                    shift = own[j] * signs[j]
-                    for i in range(j + 1, len(own)):
-                        shift -= (self.draws[i] - 1) * own[i] * signs[i]
+                if j < len(contributions):
+                    shift = contributions[j] * signs[j]
+                    for i in range(j + 1, len(contributions)):
+                        shift -= (self.draws[i] - 1) * contributions[i] * signs[i]
                 else:
                     shift = signs[j]
                 means.append(shift)
@@ -212,10 +212,10 @@ class MultistageProfile(RepeatedProfile):
         saved = 1.0 if first == "without" and self.clips_leaves else 0.0
         radii = [2.0 * count - saved for count in self.contributions()]
         radii += [2.0] * (len(self.draws) - len(radii))
-        kept = [j for j, fails in enumerate(probabilities.fails) if fails > 0.0]
+        reachable = [j for j, fails in enumerate(probabilities.fails) if fails > 0.0]
         return _WorstPair(
-            np.array([probabilities.fails[j] for j in kept], float),
-            np.array([radii[j] for j in kept], float),
+            np.array([probabilities.fails[j] for j in reachable], float),
+            np.array([radii[j] for j in reachable], float),
             probabilities.succeeds,
             self._own(),
             self.noise_multiplier,

@@ -76,10 +76,10 @@ class RepeatedGrids:
             side = self._upper(self._step(resolution), tail, point)
             if point.epsilon is None:
                 return side
-            found = min(point.delta, side.curve(point.epsilon))
-            if tail <= max(_FEW_DIGITS * found, 1e-100):
+            upper_delta = min(point.delta, side.curve(point.epsilon))
+            if tail <= max(_FEW_DIGITS * upper_delta, 1e-100):
                 return side
-            tail = _TAIL * found * min(1.0, found / tail)
+            tail = _TAIL * upper_delta * min(1.0, upper_delta / tail)
 
     def _upper(self, step: float, tail: float, point: Point) -> Side:
         tail = max(tail / self.steps, 1e-300)
@@ -102,7 +102,9 @@ class RepeatedGrids:
         ratios = self.lower_ratios(self._step(resolution), tail)
         laws = [[(law, self.steps), *release_ratio(self.release, law, tail)] for law in ratios]
         # Both directions at once: where a lower curve's window has no mass, another's may.
-        side = largest_side([part for each in laws for part in composed_lower(each, point)])
+        side = largest_side(
+            [composition for release in laws for composition in composed_lower(release, point)]
+        )
         few = max(law.q.size for law in ratios) <= _FEW_ATOMS
         if not few or negligible(side, point):
             return side

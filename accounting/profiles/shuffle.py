@@ -68,9 +68,15 @@ class ShuffleProfile(WithRelease):
 
     def answer(self, question: Question) -> Bound:
         """Answers by closed forms, and by lower bounds on grids where these are wide."""
-        known = question.of(known_order(self.noise_multiplier, self.epochs, self.release))
+        known_order_bound = question.of(
+            known_order(self.noise_multiplier, self.epochs, self.release)
+        )
         if self.steps_per_epoch == 1 or question.upper_only:
-            return known if self.steps_per_epoch == 1 else replace(known, lower=0.0)
+            return (
+                known_order_bound
+                if self.steps_per_epoch == 1
+                else replace(known_order_bound, lower=0.0)
+            )
 
         def proved(curve: Curve) -> float:
             return question.lower_end(curve, 1e-6)
@@ -81,7 +87,7 @@ class ShuffleProfile(WithRelease):
 
         epoch, epochs = self._epochs()
         little_noise = proved(lambda e: sum_of_maxima_lower_bound(e, epoch, epochs))
-        bound = Bound(little_noise, known.upper)
+        bound = Bound(little_noise, known_order_bound.upper)
         if wide(bound):
             bins = BallsAndBinsProfile(
                 self.noise_multiplier, self.steps_per_epoch, self.epochs, self.order, self.release
@@ -105,10 +111,12 @@ class ShuffleProfile(WithRelease):
         ratio = _one_epoch(epoch)
         point = Point(question.at) if question.wanted == "epsilon" else Point(1.0, question.at)
         try:
-            parts = composed_lower([(ratio, epochs), *release_ratio(self.release, ratio)], point)
+            compositions = composed_lower(
+                [(ratio, epochs), *release_ratio(self.release, ratio)], point
+            )
         except GridError:
             return lambda epsilon: 0.0
-        return lambda epsilon: max(part.delta(epsilon) for part in parts)
+        return lambda epsilon: max(composition.delta(epsilon) for composition in compositions)
 
 
 @lru_cache(maxsize=16)

@@ -76,7 +76,7 @@ class Case(NamedTuple):
     @property
     def log_spent(self) -> float:
         """Log of the probability that `profile` does not cover."""
-        return _log_sum([self.log_rest, *(part.log_probability for part in self.flagged)])
+        return _log_sum([self.log_rest, *(event.log_probability for event in self.flagged)])
 
     def with_gaussian_release(self, noise_multiplier: float) -> Case:
         """Returns the bound with a Gaussian release in every part."""
@@ -95,8 +95,8 @@ class Case(NamedTuple):
           delta: Size of the total, which decides how sharply the parts are asked for.
         """
         total = _exp(self.log_rest)
-        for part in (*self.flagged, *([self.fuller] if self.fuller else [])):
-            total += part.charge(epsilon, _NEGLIGIBLE * delta)
+        for event in (*self.flagged, *([self.fuller] if self.fuller else [])):
+            total += event.charge(epsilon, _NEGLIGIBLE * delta)
         return total * (1.0 + _UP)
 
     def upper_epsilon(self, question: Question, start: float) -> float:
@@ -118,8 +118,12 @@ class Case(NamedTuple):
             nonlocal charged, needed, least
             charge = self.charge(at, delta)
             if not charge <= charged <= charge + _FEW * delta:
-                charged, left = charge, (delta - charge) * (1.0 - _UP)
-                needed = question._replace(at=left).of(self.profile).upper if left > 0 else math.inf
+                charged, unspent = charge, (delta - charge) * (1.0 - _UP)
+                needed = (
+                    question._replace(at=unspent).of(self.profile).upper
+                    if unspent > 0
+                    else math.inf
+                )
             least = min(least, max(at, needed))
             return needed - at
 
@@ -234,12 +238,12 @@ class TruncatedProfile(Profile):
             needed = (delta + moved) * math.exp(min(shift, 700.0)) * (1.0 + 2e-15)
             if needed >= _BELOW_ONE:
                 return -most
-            found = below
+            uncut = below
             if needed > (1.0 + _MARGIN) * delta:
-                found = self.profile.epsilon(needed, tolerance)
-            shown = _below(found.lower - shift)
-            lower = max(lower, min(most, shown))
-            return shown - most
+                uncut = self.profile.epsilon(needed, tolerance)
+            proved_epsilon = _below(uncut.lower - shift)
+            lower = max(lower, min(most, proved_epsilon))
+            return proved_epsilon - most
 
         falling_root(
             excess, below.lower, lambda at: 0.3 * wanted_width(tolerance, at), low=0.0, near=1.0
@@ -324,8 +328,8 @@ def truncated_bins(profile: BallsAndBinsProfile | AssignmentsProfile, cap: Cap) 
       cap: The cut.
     """
     draws, log_full = profile.assignments, cap.log_full() + _UP
-    sizes = [sum(bins for times, bins in one if times) for one, _ in draws]
-    counts, times = [count for _, count in draws], [max(one)[0] for one, _ in draws]
+    sizes = [sum(bins for times, bins in assignment if times) for assignment, _ in draws]
+    counts, times = [count for _, count in draws], [max(assignment)[0] for assignment, _ in draws]
     # The draw of several epochs is flagged in all of them at once.
     log_flags = [
         log_full if several > 1 else math.log(size) + cap.log_kept()
@@ -346,13 +350,13 @@ def truncated_bins(profile: BallsAndBinsProfile | AssignmentsProfile, cap: Cap) 
             math.log(n) + _log(math.comb(size, full + 1)) + (full + 1) * log_full
             for n, size in zip(counts, sizes, strict=True)
         ]
-        rest = _log_sum([log_twice, *tails])
-        if not cases or rest < cases[-1].log_rest:
+        log_uncovered = _log_sum([log_twice, *tails])
+        if not cases or log_uncovered < cases[-1].log_rest:
             flagged = Flagged(log_pi, _beside_flagged(fewer, sigma))
             if full <= _FEW_BINS * min(sizes) or log_some > -math.log(2.0):
-                cases.append(Case(fewer, (flagged,), rest))
+                cases.append(Case(fewer, (flagged,), log_uncovered))
             else:
-                cases.append(Case(profile, (flagged,), rest, Flagged(log_some, fewer)))
+                cases.append(Case(profile, (flagged,), log_uncovered, Flagged(log_some, fewer)))
     log_drawn = math.log(sum(n * several for n, several in zip(counts, times, strict=True)))
     return TruncatedProfile(profile, tuple(cases), log_drawn + cap.log_dropped_if_drawn())
 
@@ -360,7 +364,9 @@ def truncated_bins(profile: BallsAndBinsProfile | AssignmentsProfile, cap: Cap) 
 def _without_full_bins(
     profile: BallsAndBinsProfile | AssignmentsProfile, full: int
 ) -> AssignmentsProfile:
-    thinned = tuple((without_full_bins(one, full), count) for one, count in profile.assignments)
+    thinned = tuple(
+        (without_full_bins(assignment, full), count) for assignment, count in profile.assignments
+    )
     return AssignmentsProfile(profile.noise_multiplier, thinned, profile.release)
 
 
@@ -368,12 +374,14 @@ def _beside_flagged(
     profile: BallsAndBinsProfile | AssignmentsProfile, sigma: float
 ) -> ComposesWithGaussian:
     """Returns the other draws, or all where they differ, beside a known release at `sigma`."""
-    (one, count), *others = profile.assignments
-    if others:
+    (assignment, count), *different = profile.assignments
+    if different:
         return profile.with_gaussian_release(sigma)
     if count == 1:
         return GaussianProfile(composed_noise(sigma, profile.release))
-    fewer = AssignmentsProfile(profile.noise_multiplier, ((one, count - 1),), profile.release)
+    fewer = AssignmentsProfile(
+        profile.noise_multiplier, ((assignment, count - 1),), profile.release
+    )
     return fewer.with_gaussian_release(sigma)
 
 
@@ -387,10 +395,10 @@ def without_full_bins(assignment: Assignment, full: int) -> Assignment:
     """
     bins = sum(count for _, count in assignment)
     released = sum(count for times, count in assignment if times)
-    left = max(1, released - full)
-    others = bins * left // released - left
-    most = (max(assignment)[0], left)
-    return ((0, others), most) if others else (most,)
+    remaining = max(1, released - full)
+    unreleased = bins * remaining // released - remaining
+    most = (max(assignment)[0], remaining)
+    return ((0, unreleased), most) if unreleased else (most,)
 
 
 def truncated_users(
@@ -466,7 +474,7 @@ def _log_sum(logs: Sequence[float]) -> float:
     largest = max(logs)
     if largest == -math.inf:
         return largest
-    return largest + math.log(math.fsum(math.exp(one - largest) for one in logs))
+    return largest + math.log(math.fsum(math.exp(value - largest) for value in logs))
 
 
 def log_overflow_probability(num_examples: int, sampling_prob: float, max_batch_size: int) -> float:

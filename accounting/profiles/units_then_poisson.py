@@ -68,12 +68,12 @@ class UnitsThenPoissonProfile(RepeatedProfile):
 
     def upper_ratio(self, step: float, tail: float) -> UpperRatio:
         """Returns the pair with known units."""
-        drawn = self.unit_prob
-        ratio = self._sampled(UpperRatio, self.sampling_prob, step, tail / drawn)
-        q, p = drawn * ratio.q, drawn * ratio.p
-        q[-ratio.start] += 1.0 - drawn
-        p[-ratio.start] += 1.0 - drawn
-        zero, infinity = drawn * ratio.zero, drawn * ratio.infinity
+        unit_prob = self.unit_prob
+        ratio = self._sampled(UpperRatio, self.sampling_prob, step, tail / unit_prob)
+        q, p = unit_prob * ratio.q, unit_prob * ratio.p
+        q[-ratio.start] += 1.0 - unit_prob
+        p[-ratio.start] += 1.0 - unit_prob
+        zero, infinity = unit_prob * ratio.zero, unit_prob * ratio.infinity
         drift = ratio.drift + 4.0 * ROUNDING
         return replace(ratio, q=q, p=p, zero=zero, infinity=infinity, drift=drift)
 
@@ -90,9 +90,12 @@ class UnitsThenPoissonProfile(RepeatedProfile):
 
     def _with_siblings(self, step: float, tail: float) -> LowerRatio:
         """Returns a lower law: the siblings' sum shows, by an event, whether the unit was drawn."""
-        seen, unseen = self._event()
+        event_if_drawn, event_if_not = self._event()
         p, q = [], []
-        for if_drawn, if_not in ((seen, unseen), (1.0 - seen, 1.0 - unseen)):
+        for if_drawn, if_not in (
+            (event_if_drawn, event_if_not),
+            (1.0 - event_if_drawn, 1.0 - event_if_not),
+        ):
             probability = self.unit_prob * if_drawn + (1.0 - self.unit_prob) * if_not
             rate = self.sampling_prob * self.unit_prob * if_drawn / probability
             ratio = self._sampled(LowerRatio, rate, step, tail)
@@ -118,11 +121,13 @@ class UnitsThenPoissonProfile(RepeatedProfile):
             + scipy.special.xlogy(count, rate)
             + scipy.special.xlog1py(self.siblings - count, -rate)
         )
-        kept = 1.0 - 64.0 * ROUNDING * (logs + 16.0)
+        rounding_factor = 1.0 - 64.0 * ROUNDING * (logs + 16.0)
         best = 0.5, 0.5
         for threshold in np.linspace(0.0, mean + sigma, 50):
-            seen = kept * float(law @ scipy.special.ndtr((count - threshold) / sigma))
-            unseen = float(scipy.special.ndtr(-threshold / sigma)) * (1.0 + 64.0 * ROUNDING)
-            if seen - unseen > best[0] - best[1]:
-                best = seen, unseen
+            if_drawn = rounding_factor * float(
+                law @ scipy.special.ndtr((count - threshold) / sigma)
+            )
+            if_not = float(scipy.special.ndtr(-threshold / sigma)) * (1.0 + 64.0 * ROUNDING)
+            if if_drawn - if_not > best[0] - best[1]:
+                best = if_drawn, if_not
         return best

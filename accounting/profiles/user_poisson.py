@@ -163,13 +163,13 @@ class UserPoissonProfile(RepeatedProfile):
         last = int(np.argmax(above <= tail))
         below = np.cumsum(weights)
         first = min(int(np.searchsorted(below, tail, "right")), last)
-        means, kept = k[first : last + 1], weights[first : last + 1].copy()
+        means, kept_weights = k[first : last + 1], weights[first : last + 1].copy()
         if first and not zeroed:
-            kept[0] += below[first - 1]
+            kept_weights[0] += below[first - 1]
         elif first:
-            means, kept = np.append(0.0, means), np.append(below[first - 1], kept)
-        positive = kept > 0.0
-        mixture = Mixture(means[positive], kept[positive], self.noise_multiplier)
+            means, kept_weights = np.append(0.0, means), np.append(below[first - 1], kept_weights)
+        positive = kept_weights > 0.0
+        mixture = Mixture(means[positive], kept_weights[positive], self.noise_multiplier)
         return mixture, float(above[last])
 
     def _counts(self) -> tuple[Array, Array]:
