@@ -53,7 +53,13 @@ def check_writable(path: Path) -> None:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Allocates `size` bytes on the disk to a file for its owner alone, where the system can.
+    """Allocates disk space to a file, where the system can.
+
+    Only the owner can read the file.
+
+    Args:
+      path: File to create.
+      size: Size in bytes.
 
     Raises:
       OSError: If there is no room; nothing is then left.
@@ -73,7 +79,11 @@ def reserve(path: Path, size: int) -> None:
 
 
 def unfinished_path(path: Path) -> Path:
-    """Returns the temporary file of `write_atomically`, which a dying process may leave."""
+    """Returns the path of `write_atomically`'s temporary file.
+
+    >>> unfinished_path(Path("run/report.json")).name
+    '.report.json.unfinished'
+    """
     return path.with_name(f".{path.name}.unfinished")
 
 
@@ -121,7 +131,7 @@ def write_atomically(
 
 
 def open_own(path: Path, flags: int, mode: int = PUBLIC) -> int:
-    """Opens a regular file of this user with one name; returns its descriptor.
+    """Opens a regular file of this user; returns its descriptor.
 
     A link would leave the content elsewhere, and another name or owner gives others access.
 
@@ -169,7 +179,11 @@ def open_own(path: Path, flags: int, mode: int = PUBLIC) -> int:
 
 
 def make_folder(path: Path, mode: int = 0o755) -> None:
-    """Creates a folder and its missing parents, writable by the owner alone.
+    """Creates a folder, writable by the owner alone.
+
+    Args:
+      path: Folder; missing parents are created as well.
+      mode: Mode of the folder, before the umask.
 
     Raises:
       FileExistsError: If `path` exists.
@@ -181,7 +195,7 @@ def make_folder(path: Path, mode: int = 0o755) -> None:
 
 
 def destroy(path: Path) -> None:
-    """Overwrites and removes a file, or a folder with its content.
+    """Overwrites and removes a file or folder.
 
     Missing files count as destroyed, so that another process can follow one that died. Earlier
     blocks that the file system keeps (snapshots, journals, flash memory) and copies remain. A link
@@ -206,7 +220,7 @@ def destroy(path: Path) -> None:
 
 
 def lock(descriptor: int, path: Path) -> None:
-    """Locks an open file for this process, until it is closed.
+    """Locks an open file for this process.
 
     Args:
       descriptor: Descriptor of the file.
@@ -215,6 +229,8 @@ def lock(descriptor: int, path: Path) -> None:
     Raises:
       BlockingIOError: If another process has locked it.
       OSError: If its file system has no locks; the line names the file.
+
+    The lock ends when the file is closed.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -252,7 +268,11 @@ def fsync_folder(path: Path) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal."""
+    """Returns the SHA-256 of a file, in hexadecimal.
+
+    >>> file_sha256(Path(os.devnull))[:8]
+    'e3b0c442'
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

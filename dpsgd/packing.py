@@ -18,7 +18,7 @@ SMALL = 2**12
 
 
 def packs(sizes: Mapping[int, int]) -> list[list[int]]:
-    """Returns groups of array indices: all small ones, and each large one.
+    """Returns groups of array indices, small arrays together.
 
     Args:
       sizes: Number of coordinates of each array, by its index.
@@ -31,7 +31,15 @@ def packs(sizes: Mapping[int, int]) -> list[list[int]]:
 
 
 def join(arrays: Sequence[Array], lead: int = 0) -> Array:
-    """Returns arrays joined in one axis after their first `lead` ones."""
+    """Returns arrays joined in one axis.
+
+    >>> join([jnp.zeros(3), jnp.zeros((2, 2))]).shape
+    (7,)
+
+    Args:
+      arrays: Arrays with equal first `lead` axes, which stay; the others are flattened.
+      lead: Number of axes that stay.
+    """
     flat = [x.reshape(*x.shape[:lead], math.prod(x.shape[lead:])) for x in arrays]
     return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=lead)
 
@@ -41,6 +49,10 @@ def split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
 
     >>> [x.shape for x in split(jnp.zeros(7), [(3,), (2, 2)])]
     [(3,), (2, 2)]
+
+    Args:
+      joined: Array with one axis.
+      shapes: Shape of each array.
     """
     stops = itertools.accumulate(map(math.prod, shapes))
     return [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def processor_digest() -> str:
-    """Returns a digest of the processor's name and features, or ""."""
+    """Returns a digest of the processor's features, or ""."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -59,7 +59,7 @@ class TrainedModel:
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
     def predict(self, rows: Any) -> np.ndarray:
-        """Returns the predictions for rows, an array with one row each.
+        """Returns one prediction per row.
 
         Args:
           rows: Raw rows, if the task has `encode`: for a table, column name to values as in a raw
@@ -96,7 +96,7 @@ class TrainedModel:
         return (predictions(predict, self.params, block) for block in blocks)
 
     def keys(self, path: str | os.PathLike[str], column: str) -> Iterator[str]:
-        """Returns a column of a file as text, in the order of `predictions`.
+        """Returns a column of a file as text.
 
         Args:
           path: File in the format of the task.
@@ -104,6 +104,8 @@ class TrainedModel:
 
         Raises:
           ValueError: If the file, or its format, has no such column.
+
+        The order is that of `predictions`.
         """
         keys: Iterator[str] = self._method("keys")(Path(path), column)
         return keys
@@ -111,7 +113,7 @@ class TrainedModel:
     def evaluate(
         self, path: str | os.PathLike[str], *, split: str | None = None
     ) -> dict[str, float]:
-        """Returns the model's metrics on the labelled rows of a file.
+        """Returns metrics on the labelled rows of a file.
 
         Args:
           path: File in the format of the task.
@@ -137,7 +139,7 @@ def _split_option(split: str | None) -> dict[str, str]:
 def read_model(
     path: Path, *, task: Any = None, kinds: Mapping[str, str] | None = None
 ) -> TrainedModel:
-    """Reads the model of a finished run, or an exported one.
+    """Reads the model of a finished run or an export.
 
     An exported model may come from elsewhere: its task is one of `kinds`, and no other module is
     imported. A run's directory is its owner's, and names the task that made it.
@@ -194,7 +196,7 @@ def load_exported(path: str | os.PathLike[str], task: Any = None) -> TrainedMode
 def export(
     run_path: Path, out: Path, *, task: Any = None, kinds: Mapping[str, str] | None = None
 ) -> None:
-    """Writes the model of a finished run into a new folder.
+    """Writes a finished run's model into a new folder.
 
     `load_exported` reads it. The parameters are read as the model's and written again, and the
     guarantee is computed from the ledger, so that no key, seed, batch index, optimizer state or
@@ -227,6 +229,11 @@ def trained_on(model: TrainedModel, data: Path, *, kinds: Mapping[str, str]) -> 
 
     The data of its run and of the runs before it are known; an exported model's are not: its
     training rows stay where it was trained.
+
+    Args:
+      model: Trained model.
+      data: File of rows.
+      kinds: Names of tasks, each standing for "module:Class".
     """
     from dpsgd.runs.initial import chain
     from dpsgd.runs.job import rows_of

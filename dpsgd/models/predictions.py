@@ -33,7 +33,7 @@ def predictions(
     *,
     batch: int | None = None,
 ) -> np.ndarray:
-    """Returns the predictions for `rows`, an array with one row each.
+    """Returns one prediction per row.
 
     >>> predictions(lambda w, x: w * x, 2.0, np.arange(3.0, dtype=np.float32)).tolist()
     [0.0, 2.0, 4.0]
@@ -73,7 +73,7 @@ def write_predictions(
     keys: tuple[str, Iterable[str]] | None = None,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> tuple[int, int]:
-    """Writes predictions to a CSV file, one line per row, in constant memory.
+    """Writes predictions to a CSV file.
 
     `out` is either complete in the end or does not exist.
 
@@ -91,6 +91,8 @@ def write_predictions(
     Raises:
       FileExistsError: If `out` exists; it stays unchanged.
       FileNotFoundError: If its folder does not exist.
+
+    Memory is constant; the file has one line per row.
     """
     RunDirectory.refuse_existing(out)
     if not out.parent.is_dir():

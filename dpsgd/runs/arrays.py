@@ -23,7 +23,7 @@ PyTree = Any
 
 
 def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
-    """Reads a pytree of arrays from an .npz file by name.
+    """Reads a pytree of arrays by name.
 
     Args:
       path: .npz file; a checkpoint is refused.
@@ -66,6 +66,11 @@ def matching_names(path: Path, shapes: Mapping[str, jax.ShapeDtypeStruct], like:
 
     A leaf is stored under its key path, its dotted key path or its name in `leaf_names`.
 
+    Args:
+      path: .npz file, for error messages.
+      shapes: Shape and dtype of each stored array, by name.
+      like: Pytree with the shapes and dtypes that are needed.
+
     Raises:
       ValueError: if no stored array has a leaf's name, or if the array of that name has another
         shape, or another dtype where the two are not both floating-point.
@@ -94,7 +99,16 @@ def matching_names(path: Path, shapes: Mapping[str, jax.ShapeDtypeStruct], like:
 
 
 def npz_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shape and dtype of each stored array, by name.
+    """Returns shapes and dtypes of stored arrays by name.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(Path(folder) / "a.npz", w=np.zeros(2, np.float32))
+    ...     npz_shapes(Path(folder) / "a.npz")
+    {'w': ShapeDtypeStruct(shape=(2,), dtype=float32)}
+
+    Args:
+      path: .npz file, which need not be trusted.
 
     Raises:
       ValueError: if the file is damaged or compressed, holds objects, or repeats a name.
@@ -121,7 +135,15 @@ def npz_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
-    """Returns the arrays called `names`; raises ValueError if the file is damaged."""
+    """Returns the arrays called `names`.
+
+    Args:
+      path: .npz file; check its headers by `npz_shapes` first.
+      names: Names of arrays in the file.
+
+    Raises:
+      ValueError: if the file is damaged.
+    """
     with _located(path), zipfile.ZipFile(path) as file:
         return {
             name: np.lib.format.read_array(file.open(f"{name}.npy"), allow_pickle=False)

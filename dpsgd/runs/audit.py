@@ -70,7 +70,7 @@ def audit_synthetic(
     claimed: BatchSampler | None = None,
     laws: bool = False,
 ) -> AuditReport:
-    """Audits the training program on synthetic rows, in all processes together.
+    """Audits the training program on synthetic rows.
 
     Args:
       algorithm: Algorithm of the run.
@@ -100,7 +100,7 @@ def probe_rows(mechanism: Mechanism) -> int:
 
 
 def once(make: Callable[[], AuditReport], state: PyTree, key: tuple[Any, ...]) -> AuditReport:
-    """Returns the cached report of an equal audit, or a new report.
+    """Returns an audit's report, cached for equal audits.
 
     Only reports that passed are cached, in this process and for states of at most `_KNOWN` bytes.
 

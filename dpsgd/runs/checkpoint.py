@@ -112,7 +112,7 @@ class Checkpoints:
             self._destroy_old()
 
     def room(self, state: TrainState) -> dict[Path, int]:
-        """Returns the bytes that each file of this process must reserve."""
+        """Returns the bytes to reserve per file of this process."""
         import jax
 
         leaves = jax.tree.leaves(state)
@@ -127,7 +127,10 @@ class Checkpoints:
         return sizes
 
     def reserve(self, room: Mapping[Path, int]) -> None:
-        """Reserves disk space, `room` in bytes per file, unless already reserved.
+        """Reserves disk space for the next checkpoint.
+
+        Args:
+          room: Size in bytes by file, from `room`; existing files are left as they are.
 
         Raises:
           OSError: if the disk is full.
@@ -187,7 +190,7 @@ class Checkpoints:
                 destroy(path)
 
     def latest(self, like: TrainState) -> Checkpoint | None:
-        """Returns the newest undamaged checkpoint; None for a folder without checkpoints.
+        """Returns the newest undamaged checkpoint; None without any.
 
         Args:
           like: State, or its shapes, with the structure, shapes and dtypes of the result.
@@ -245,7 +248,7 @@ class Checkpoints:
         return arrays
 
     def latest_head(self) -> str | None:
-        """Returns the ledger head of the newest readable checkpoint; None without one."""
+        """Returns the newest readable checkpoint's ledger head, or None."""
         for path in self._paths():
             try:
                 with np.load(path, allow_pickle=False) as saved:

@@ -129,7 +129,12 @@ def decide(
 
 
 def contradiction(history: History, saved: Saved) -> str:
-    """Returns why a checkpoint contradicts the ledger; empty if it fits."""
+    """Returns why a checkpoint contradicts the ledger, or "".
+
+    Args:
+      history: Ledger of the run.
+      saved: Place of the checkpoint.
+    """
     if why := history.lacks(saved.head, f"the checkpoint of step {saved.step:,}"):
         return why
     by_then = history.declared[history.heads.index(saved.head)]

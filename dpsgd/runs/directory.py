@@ -71,7 +71,15 @@ class RunDirectory:
 
     @staticmethod
     def refuse_existing(path: Path, option: str = "--out") -> None:
-        """Raises OSError if `path`, the value of `option`, exists or cannot be created."""
+        """Refuses a path that exists or cannot be created.
+
+        Args:
+          path: Path of a new file or folder.
+          option: Option that gives the path, for error messages.
+
+        Raises:
+          OSError: if `path` exists or cannot be created.
+        """
         if os.path.lexists(path):
             raise FileExistsError(
                 f"{path} exists already and is left as it is: name another {option}, or remove it"
@@ -81,7 +89,7 @@ class RunDirectory:
     @classmethod
     @contextmanager
     def create(cls, path: Path) -> Iterator[RunDirectory]:
-        """Creates a run directory, renamed to `path` unless the context raises."""
+        """Creates a run directory, renamed to `path` at the end."""
         cls.refuse_existing(path)
         unfinished = path.with_name(f".{path.name}.unfinished-{secrets.token_hex(4)}")
         make_folder(unfinished)
@@ -100,6 +108,10 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path, *, finished: bool = True) -> RunDirectory:
         """Opens the directory of a run.
+
+        Args:
+          path: Run directory.
+          finished: True to refuse an unfinished run.
 
         Raises:
           FileNotFoundError: if `path` is no run directory, is an unfinished private selection, or
@@ -140,7 +152,11 @@ class RunDirectory:
         return Checkpoints(self.path / "checkpoints")
 
     def history(self) -> History:
-        """Reads the ledger; raises LedgerError if it contradicts the checkpoint or report."""
+        """Reads the ledger.
+
+        Raises:
+          LedgerError: if it is damaged, or contradicts the checkpoint or the report.
+        """
         history = read(self.ledger_path)
         if self.finished:
             report, report_path = self.read_json("report.json"), self.path / "report.json"
@@ -166,7 +182,11 @@ class RunDirectory:
         return history
 
     def config(self, history: History) -> dict[str, Any]:
-        """Reads the configuration; raises ValueError if its digest is not in `history`."""
+        """Reads the configuration.
+
+        Raises:
+          ValueError: if its digest differs from the one in `history`.
+        """
         record = self.read_json("config.json")
         check_version(record, self.path)
         if config_digest(record) != history.attempts[-1].terms.config:
@@ -177,14 +197,21 @@ class RunDirectory:
         return record
 
     def data(self) -> list[str | None]:
-        """Returns the digests of the training data; None for an unknown digest."""
+        """Returns the training data's digests; None for an unknown one."""
         if not (self.path / DATA).exists():
             return [None]
         digests = self.read_json(DATA).get("data") or [None]
         return checked(digests, list[str | None], f"{self.path / DATA} is damaged: data")
 
     def check_data(self, digest: str) -> None:
-        """Raises ValueError unless the run began on rows with this digest."""
+        """Refuses rows on which the run did not begin.
+
+        Args:
+          digest: `Job.digest` of the rows.
+
+        Raises:
+          ValueError: if the run began on rows with another digest.
+        """
         if self.data() == [None]:
             raise ValueError(f"{self.path / DATA} is missing: restore it, or start a new run")
         if self.data() != [digest]:
@@ -207,12 +234,12 @@ class RunDirectory:
 
     @property
     def untidy(self) -> bool:
-        """True if files remain that a finished run no longer needs."""
+        """True if files of an unfinished run remain."""
         paths = self.path / BATCHES, self.checkpoints.folder, *stop_files(self.path)
         return any(map(os.path.lexists, paths))
 
     def forget(self) -> None:
-        """Removes checkpoints, batches drawn ahead and sampling seed of a finished run."""
+        """Destroys checkpoints, batches and seed of a finished run."""
         if (batches := self.batches) is not None:
             from dpsgd.engine import batch_files  # with JAX, which reading a run needs not
 
@@ -223,7 +250,15 @@ class RunDirectory:
         fsync_folder(self.path)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Writes `content` as JSON to the file `name`; NaN or infinity raises ValueError."""
+        """Writes `content` as JSON.
+
+        Args:
+          name: File name in the run directory.
+          content: JSON object; a new file replaces an old one.
+
+        Raises:
+          ValueError: if `content` has NaN or infinity.
+        """
         self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def withdraw(self, name: str) -> None:
@@ -231,12 +266,22 @@ class RunDirectory:
         (self.path / name).unlink(missing_ok=True)
 
     def write_text(self, name: str, text: str) -> None:
-        """Writes `text` to the file `name`; only the owner reads `not_private` files."""
+        """Writes a text file.
+
+        Args:
+          name: File name in the run directory; only the owner can read files with `not_private` in
+            their names.
+          text: Content, encoded as UTF-8.
+        """
         mode = SECRET if "not_private" in name else PUBLIC
         write_atomically(self.path / name, lambda file: file.write(text.encode()), mode=mode)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Reads a JSON object; raises ValueError if the file is damaged."""
+        """Reads a JSON object.
+
+        Raises:
+          ValueError: if the file is damaged.
+        """
         try:
             content = parse_json((self.path / name).read_bytes())
             if not isinstance(content, dict):
@@ -258,7 +303,7 @@ class RunDirectory:
         )
 
     def read_params(self, like: PyTree) -> PyTree:
-        """Reads the released parameters into the structure of `like`, see `read_arrays`."""
+        """Reads the released parameters, see `read_arrays`."""
         from dpsgd.runs.arrays import read_arrays  # with JAX
 
         return read_arrays(self.params_path, like)
@@ -268,7 +313,12 @@ class RunDirectory:
         return file_sha256(self.params_path)
 
     def append_diagnostics(self, first_step: int, diagnostics: Diagnostics) -> None:
-        """Appends one JSON line per step, NOT covered by the guarantee."""
+        """Appends one JSON line per step, NOT private.
+
+        Args:
+          first_step: Index of the first step.
+          diagnostics: Arrays with one entry per step.
+        """
         rows = zip(*(column.tolist() for column in diagnostics), strict=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with os.fdopen(open_own(self.path / DIAGNOSTICS, flags, SECRET), "a") as file:
@@ -277,7 +327,7 @@ class RunDirectory:
                 file.write(json.dumps(line) + "\n")
 
     def cut_diagnostics(self, step: int) -> None:
-        """Removes the diagnostics from `step` on, which a resumed run writes again."""
+        """Removes the diagnostics from `step` on."""
         try:
             descriptor = open_own(self.path / DIAGNOSTICS, os.O_RDWR, SECRET)
             with os.fdopen(descriptor, "rb+") as file:

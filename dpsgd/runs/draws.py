@@ -60,7 +60,13 @@ class EpochSeeds:
 
 
 def keys_of(decision: Decision, sampler: BatchSampler, insecure_seed: int | None) -> Keys:
-    """Returns fresh keys, with the sampling seed of a clean stop."""
+    """Returns the keys with which a run begins or resumes.
+
+    Args:
+      decision: Decision how the run resumes; a clean stop brings its sampling seed.
+      sampler: Sampler of the run.
+      insecure_seed: Seed of all keys, for debugging; None for fresh keys.
+    """
     keys = Keys.of(insecure_seed)
     if insecure_seed is not None:
         return keys
@@ -83,7 +89,14 @@ def _no_seeds(epoch: int) -> int:
 
 
 def stop_at(step: int, attempt: str, sampler: BatchSampler, seeds: Seeds) -> Stop:
-    """Returns the clean stop at `step`, with the next process's sampling seed."""
+    """Returns the clean stop at `step`.
+
+    Args:
+      step: Number of steps done.
+      attempt: Hash of the ledger's line that begins the attempt.
+      sampler: Sampler of the run.
+      seeds: Sampling seeds of this process; the next one gets the seed that it needs, if any.
+    """
     if step >= sampler.num_steps:
         return Stop(attempt, step)
     if not callable(seeds):
@@ -98,20 +111,31 @@ def stop_at(step: int, attempt: str, sampler: BatchSampler, seeds: Seeds) -> Sto
 
 
 def constant_seed(sampler: BatchSampler, seeds: Seeds, step: int) -> int:
-    """Returns the seed of the epoch of `step`, for batches drawn ahead."""
+    """Returns the sampling seed of one epoch.
+
+    Args:
+      sampler: Sampler of the run.
+      seeds: Sampling seeds of the attempt.
+      step: Step whose epoch is meant.
+    """
     if not callable(seeds):
         return seeds
     return seeds(sampler.drawn_epoch(min(step, sampler.num_steps - 1) // sampler.steps_per_epoch))
 
 
 def reserve_stop(folder: Path) -> None:
-    """Reserves disk space for a clean stop, unless it is reserved already."""
+    """Reserves disk space for a clean stop."""
     if not (folder / _RESERVED).exists():
         reserve(folder / _RESERVED, _MOST_BYTES)
 
 
 def write_stop(folder: Path, stop: Stop) -> None:
-    """Writes a clean stop to a file that only its owner reads."""
+    """Writes a clean stop, which only its owner can read.
+
+    Args:
+      folder: Run directory.
+      stop: Clean stop with its seed.
+    """
     record = {**stop._asdict(), "seed": None if stop.seed is None else f"{stop.seed:x}"}
     record["sha256"] = _digest(record)
     content = json.dumps(record).encode() + b"\n"
@@ -120,7 +144,7 @@ def write_stop(folder: Path, stop: Stop) -> None:
 
 
 def read_stop(folder: Path, sampler: BatchSampler) -> Stop | None:
-    """Reads a clean stop; returns None if it is missing or damaged.
+    """Reads a clean stop; None if missing or damaged.
 
     Args:
       folder: Run directory.
@@ -150,12 +174,12 @@ def read_stop(folder: Path, sampler: BatchSampler) -> Stop | None:
 
 
 def stop_files(folder: Path) -> tuple[Path, Path, Path]:
-    """Returns the paths of a clean stop's reserved space, file and unfinished file."""
+    """Returns the three paths that a clean stop may use."""
     return folder / _RESERVED, folder / STOP, unfinished_path(folder / STOP)
 
 
 def destroy_stop(folder: Path) -> None:
-    """Destroys the files of a clean stop, with all its seeds.
+    """Destroys the files of a clean stop.
 
     These include the temporary file of a process that died while it wrote the stop.
     """
@@ -172,7 +196,7 @@ def _digest(record: dict[str, Any]) -> str:
 
 
 def drawing_digest(sampler: BatchSampler) -> str:
-    """Returns a digest of batches that a sampler draws under a public seed.
+    """Returns a digest of batches drawn under a public seed.
 
     It covers at most 64 steps in each of the first two epochs, and the first data shard only. It
     reveals nothing about the draws of a run; a change shows that the sampler's code has changed.

@@ -44,7 +44,7 @@ class Timing(NamedTuple):
 def time_steps(
     job: Training, *, flush_every: int | None = None, clock: Clock = time.perf_counter
 ) -> Timing:
-    """Measures the time of an epoch and a step in seconds.
+    """Measures an epoch and a step in seconds.
 
     It reads no private row: the rows are synthetic, with the shapes of the run's rows. Any
     noise multiplier serves, as the program is the same.
@@ -112,9 +112,13 @@ def _filled(shape: Any, first_rows: Any, streamed: bool) -> np.ndarray:
 
 
 def timed(task: Task, spec: RunSpec, rows: Rows, placement: Placement | None = None) -> Timing:
-    """Measures the seconds of an epoch of a task on this machine.
+    """Measures the seconds of an epoch on this machine.
 
-    The noise of `spec` does not matter, and only the shapes and dtypes of `rows` are read.
+    Args:
+      task: Task that would be trained.
+      spec: Settings of the run; its noise does not matter.
+      rows: Training rows, read for their shapes and dtypes only, and their population.
+      placement: Devices; by default one.
     """
     job = Job.of_task(task, with_any_noise(spec, rows[1]), rows=rows, placement=placement)
     return time_steps(job, flush_every=getattr(spec.tables, "flush_every", None))

@@ -49,7 +49,7 @@ def origin(what: str = "Finished") -> str:
 
 @functools.cache
 def code_digest() -> str:
-    """Returns the SHA-256 of the library's sources at the first call."""
+    """Returns a digest of the library's source files."""
     digest = hashlib.sha256()
     package = str(Path(__file__).parents[1])
     for folder in map(Path, [*accounting.__path__, *samplers.__path__, package]):

@@ -77,7 +77,15 @@ class History:
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> History:
-        """Parses a ledger; raises LedgerError if empty or invalid."""
+        """Parses a complete ledger.
+
+        Args:
+          content: Bytes of the file.
+          path: Path of the file, for error messages.
+
+        Raises:
+          LedgerError: if the ledger is empty or invalid.
+        """
         history = cls()
         history.read_on(content, path)
         if not history.heads:
@@ -85,7 +93,15 @@ class History:
         return history
 
     def read_on(self, content: bytes, path: Path) -> None:
-        """Parses further lines; raises LedgerError if a line is invalid."""
+        """Parses further lines.
+
+        Args:
+          content: Bytes that follow the lines read so far; a last line without end is ignored.
+          path: Path of the file, for error messages.
+
+        Raises:
+          LedgerError: if a line is invalid.
+        """
         lines = content.split(b"\n")[:-1]  # without a last line that has no end
         for number, line in enumerate(lines, len(self.heads) + 1):
             try:
@@ -124,11 +140,16 @@ class History:
 
     @property
     def untouched(self) -> bool:
-        """True if the run has one attempt, which has declared no step."""
+        """True for a single attempt without declared steps."""
         return len(self.attempts) == 1 and not self.attempts[0].steps
 
     def lacks(self, head: str, holder: str) -> str:
-        """Returns an error message unless the ledger has the head of `holder`."""
+        """Returns an error message if the ledger lacks a line.
+
+        Args:
+          head: Hash of the line.
+          holder: Name of the file that has the hash.
+        """
         if head in self.heads:
             return ""
         return (
@@ -137,7 +158,15 @@ class History:
         )
 
     def check_head(self, head: str, holder: str) -> None:
-        """Raises LedgerError unless the ledger has the head of `holder`."""
+        """Refuses a ledger that lacks a line.
+
+        Args:
+          head: Hash of the line.
+          holder: Name of the file that has the hash.
+
+        Raises:
+          LedgerError: if no line has this hash.
+        """
         if why := self.lacks(head, holder):
             raise LedgerError(why)
 
@@ -149,7 +178,7 @@ class History:
 
     @property
     def parts(self) -> list[Part]:
-        """Segments or selection whose joint cost is the cost of the ledger."""
+        """Releases whose joint cost is the ledger's cost."""
         if self.selection is not None:
             return [self.selection.trials(*(attempt.terms for attempt in self.attempts))]
         # A run resumes only on the rows with which it began.
@@ -160,7 +189,7 @@ class History:
 
     @property
     def initial_digests(self) -> set[str]:
-        """SHA-256 digests of the trained models that the run started from."""
+        """SHA-256 digests of trained models that began the run."""
         return {release.initial.sha256 for release in self.parts if release.initial}
 
     def guarantee(self, *earlier: History) -> Guarantee:
@@ -190,7 +219,15 @@ class History:
         return cost(releases, last.delta)
 
     def extend(self, body: dict[str, Any], head: str) -> None:
-        """Adds a line; raises ValueError if it contradicts earlier lines."""
+        """Adds a line to the history.
+
+        Args:
+          body: Content of the line, without hash.
+          head: Hash of the line.
+
+        Raises:
+          ValueError: if the line contradicts earlier lines.
+        """
         if self.released:
             raise ValueError("it follows the line that closes the ledger")
         if "released" in body:
@@ -245,7 +282,16 @@ class History:
 
 
 def line_of(body: dict[str, Any], previous: str) -> tuple[bytes, str]:
-    """Returns a ledger line and its hash, chained to the hash `previous`."""
+    """Returns a ledger line and its hash.
+
+    >>> line, head = line_of({"declare": [0, 10]}, NO_HEAD)
+    >>> line[:18], len(head)
+    (b'{"declare": [0, 10', 64)
+
+    Args:
+      body: JSON object without hash.
+      previous: Hash of the line before, to which this line is chained.
+    """
     text = json.dumps(body, allow_nan=False)
     head = hashlib.sha256(f"{previous} {text}".encode()).hexdigest()
     return f'{text[:-1]}, "hash": "{head}"}}\n'.encode(), head

@@ -87,9 +87,12 @@ def with_absolute_path(spec: RunSpec) -> RunSpec:
 
 
 def chain(model: str | None) -> Iterator[RunDirectory]:
-    """Yields the run of a model and all runs before it, newest first.
+    """Yields the run of a model and its earlier runs.
 
-    The chain follows `init_from` up to the first model that is not a run directory.
+    The chain follows `init_from`, newest first, up to the first model that is not a run directory.
+
+    Args:
+      model: Path of the model; None yields nothing.
     """
     visited = set[str]()  # a later run at the path of an earlier one would close a circle
     while isinstance(model, str) and (Path(model) / "ledger.jsonl").is_file():

@@ -68,11 +68,16 @@ class Journal:
         """Records `steps` before their noise is drawn, durably on return."""
 
     def keep(self, block: Block) -> bool:
-        """Records a block; returns True if the run should stop after it."""
+        """Records a block; returns True to stop the run."""
         return False
 
     def keep_refined(self, state: TrainState, summary: Mapping[str, Any]) -> None:
-        """Records the refined state and the summary of the full-batch queries."""
+        """Records the result of the full-batch queries.
+
+        Args:
+          state: State with the refined parameters.
+          summary: Numbers that describe the refinement, by name.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +135,7 @@ class Training:
         )
 
     def plan(self, *, reproducible_noise: bool = False) -> Segment:
-        """Returns the segment of all steps of the run, for accounting."""
+        """Returns the segment of all steps, for accounting."""
         return Segment(
             self.mechanism,
             unit=self.unit,
@@ -141,7 +146,14 @@ class Training:
         )
 
     def guarantee(self, *, reproducible_noise: bool = False) -> Guarantee:
-        """Returns the guarantee of all steps; raises ValueError without a proof."""
+        """Returns the guarantee of all steps.
+
+        Args:
+          reproducible_noise: True if the noise comes from a seed that can be guessed.
+
+        Raises:
+          ValueError: if no cost is proved.
+        """
         guarantee = cost([self.plan(reproducible_noise=reproducible_noise)], self.delta)
         return dataclasses.replace(guarantee, foreign_calls=self.algorithm.foreign_calls)
 
@@ -160,14 +172,14 @@ class Training:
         return self.scheduled(self.algorithm.init(params, self.mechanism, self.data))
 
     def scheduled(self, state: TrainState) -> TrainState:
-        """Returns `state` with the step sizes of this training, if any."""
+        """Returns `state` with the step sizes of this training."""
         if self.step_sizes is None:
             return state
         numbers = hyperparameters(**self.step_sizes)  # new arrays: a state's buffers are donated
         return state._replace(opt_state=with_hyperparameters(state.opt_state, numbers))
 
     def shapes(self) -> TrainState:
-        """Returns the shapes and dtypes of a state without pending noise."""
+        """Returns shapes and dtypes of a state without pending noise."""
         return jax.eval_shape(self._from, self.params)  # allocates no table
 
     def programs(self) -> list[Any]:
@@ -184,7 +196,7 @@ class Training:
     def audit(
         self, state: TrainState | None = None, progress: Callable[[str], None] = lambda line: None
     ) -> str:
-        """Audits program, sampler and queries of the remaining steps; returns the verdict.
+        """Audits the remaining steps; returns the verdict.
 
         The audit runs the run's compiled program on synthetic rows under separate keys, so that it
         reveals nothing about a person. A process audits equal runs only once.
@@ -232,7 +244,7 @@ class Training:
         return verdict(AuditReport(checks), audited_parts)
 
     def train(self, state: TrainState, keys: Keys, journal: Journal) -> TrainState:
-        """Runs the remaining steps, then the queries, and returns the last state.
+        """Runs the remaining steps and queries.
 
         It returns earlier if `journal.keep` returns True. The buffers of `state` are donated.
 
@@ -346,7 +358,7 @@ class Job(Training):
         )
 
     def digest(self) -> str:
-        """Returns a digest of the training rows, as private as they are."""
+        """Returns a digest of the training rows, itself private."""
         return data_digest(self.task, self.data, self.population)
 
     def check_rows(self) -> None:
@@ -373,7 +385,7 @@ class Job(Training):
         return next(filter(None, reasons), "")
 
     def terms(self, record: Mapping[str, Any]) -> Terms:
-        """Returns the terms of this job's run under the configuration `record`."""
+        """Returns the run's terms under the configuration `record`."""
         trained: tuple[str, ...] = ()
         example = shapes_of_rows(self.data, *self.mechanism.sampler.clipped_shape)
         if frozen := self.algorithm.frozen(self.params, example):
@@ -383,7 +395,7 @@ class Job(Training):
         return Terms(plan, self.delta, config_digest(record), trained)
 
     def environment(self) -> dict[str, Any]:
-        """Returns the versions, devices, code digest and placement of the job."""
+        """Returns versions, devices, code digest and placement."""
         facts = {**environment(), "code": code_digest()}
         if self.placement is not None:
             facts["devices"] = [device.device_kind for device in self.placement.devices]

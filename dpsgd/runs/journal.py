@@ -61,7 +61,12 @@ class DirectoryJournal(Journal):
         self._num_steps = job.mechanism.sampler.num_steps
 
     def begin(self, state: TrainState, seconds: float) -> None:
-        """Begins the record at `state`, which took `seconds` of training."""
+        """Begins the record of training.
+
+        Args:
+          state: State with which the run begins or resumes.
+          seconds: Seconds of training that led to `state`.
+        """
         job, folder, execution, step = self._job, self._folder, self._execution, int(state.step)
         self._room = folder.checkpoints.room(state)
         self.seconds = self._before = seconds
@@ -151,7 +156,12 @@ class DirectoryJournal(Journal):
         return False
 
     def keep_refined(self, state: TrainState, summary: Mapping[str, Any]) -> None:
-        """Writes the queries' summary and the checkpoint after the last query."""
+        """Writes summary and checkpoint after the last query.
+
+        Args:
+          state: State with the refined parameters.
+          summary: Numbers that describe the refinement, by name.
+        """
         if self._processes.first:
             self._folder.write_json(CALIBRATION, numbers(summary))
         self._save(state)
@@ -232,7 +242,13 @@ def _check_state(state: TrainState, processes: Processes) -> None:
 
 
 def draw_of(job: Job, history: History, step: int) -> Draw:
-    """Returns the draw of steps from `step` on in the last attempt."""
+    """Returns the draw of the last attempt's remaining batches.
+
+    Args:
+      job: Job of the run.
+      history: Ledger of the run.
+      step: First step to draw.
+    """
     index, sampler = history.attempts[-1].index, job.mechanism.sampler
     return Draw.plan(sampler, job.data, run=history.name, attempt=index, first_step=step)
 
@@ -249,7 +265,11 @@ def check_batches_can_be_read(job: Job) -> None:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
-    """Returns numbers as JSON values, with None for NaN and infinity."""
+    """Returns numbers as JSON values, None for NaN and infinity.
+
+    >>> numbers({"auc": 0.75, "loss": math.nan, "rows": 3})
+    {'auc': 0.75, 'loss': None, 'rows': 3}
+    """
     json_values = {}
     for name, value in values.items():
         number = value if isinstance(value, int) else float(value)

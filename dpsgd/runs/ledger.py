@@ -63,7 +63,17 @@ class Ledger:
     def create(
         cls, path: Path, terms: Terms, drawing: str = "", environment: Mapping[str, Any] = {}
     ) -> Ledger:
-        """Creates a ledger with a first attempt; raises OSError if `path` exists."""
+        """Creates a ledger with a first attempt.
+
+        Args:
+          path: File to create.
+          terms: Terms of the run.
+          drawing: `drawing_digest` of the sampler.
+          environment: Versions and devices, as JSON values.
+
+        Raises:
+          OSError: if `path` exists.
+        """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, PUBLIC)
         try:
             _lock(descriptor, path)
@@ -77,7 +87,11 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, processes: Processes | None = None) -> Ledger:
-        """Opens the ledger of a run in all `processes`, by default this one.
+        """Opens and locks the ledger of a run.
+
+        Args:
+          path: File of the ledger.
+          processes: Processes of the run, which all make this call; by default this one alone.
 
         Raises:
           LedgerError: if the ledger is missing, damaged, locked by another process, or differs
@@ -136,7 +150,7 @@ class Ledger:
         return self.history.attempts[-1]
 
     def declare(self, steps: range) -> None:
-        """Declares `steps` in the last attempt, on the disk on return.
+        """Declares `steps` in the last attempt, durably on return.
 
         Under an insecure seed, only steps that were not declared before are added.
 
@@ -162,13 +176,21 @@ class Ledger:
             raise LedgerError(f"{self.path}: process 0 has not declared {steps}, and takes them")
 
     def audited(self, verdict: str) -> None:
-        """Records the audit verdict of process 0, unless already recorded last."""
+        """Records the audit verdict of process 0, unless unchanged."""
         if self._descriptor is not None and self.history.audit != verdict:
             self._append({"audit": verdict})
         self._follow()
 
     def release(self, digest: str) -> None:
-        """Closes the ledger, in process 0, with `digest`, the released parameters' SHA-256."""
+        """Closes the ledger, in process 0.
+
+        Args:
+          digest: SHA-256 of the file of released parameters.
+
+        Raises:
+          LedgerError: if the ledger is closed with another digest.
+          ValueError: if not all steps are declared.
+        """
         if self.history.released and self.history.released != digest:
             raise LedgerError(
                 f"{self.path} says that other parameters were released than these: restore "
@@ -229,7 +251,11 @@ class Ledger:
 
 
 def read(path: Path) -> History:
-    """Reads a ledger, even during its run; raises LedgerError if damaged."""
+    """Reads a ledger, even during its run.
+
+    Raises:
+      LedgerError: if the ledger is missing or damaged.
+    """
     try:
         return History.parse(path.read_bytes(), path)
     except FileNotFoundError:

@@ -61,13 +61,13 @@ class Stages:
         self._seconds: dict[str, float] = {}
 
     def begin(self, stage: str) -> None:
-        """Ends the current stage and begins `stage`, a key of `WORDS`."""
+        """Begins `stage`, a key of `WORDS`."""
         now = self._clock()
         self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + now - self._since
         self._stage, self._since = stage, now
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds of each stage so far, in the order of `WORDS`."""
+        """Returns the seconds of each stage so far."""
         self.begin(self._stage)
         return {stage: self._seconds[stage] for stage in WORDS if stage in self._seconds}
 
@@ -82,7 +82,12 @@ class MetricWriter(Protocol):
     """
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes the numbers of `step`, by name."""
+        """Writes the numbers of one step.
+
+        Args:
+          step: Number of steps done.
+          scalars: Numbers by name.
+        """
 
 
 class CsvWriter:
@@ -112,7 +117,12 @@ class CsvWriter:
         self._drop_rows_after(step)
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes the row of `step`, and removes all later rows."""
+        """Writes the row of `step`, and removes later rows.
+
+        Args:
+          step: Number of steps done.
+          scalars: Numbers by name, of which `COLUMNS` are written.
+        """
         self._drop_rows_after(step - 1)
         self._rows[step] = [str(scalars.get(name, "")) for name in COLUMNS[1:]]
         text = io.StringIO()
@@ -147,7 +157,13 @@ class TrainingLog:
             self._due = now + max(_SECONDS, (now - began) / _SHARE)
 
     def write(self, step: int, epsilon: float | None, rate: float) -> None:
-        """Writes a row, without an epsilon that is None or infinite."""
+        """Writes a row.
+
+        Args:
+          step: Number of steps done.
+          epsilon: Proved epsilon of the steps; left out if None or infinite.
+          rate: Throughput in examples per second.
+        """
         scalars = {"examples_per_second": float(f"{rate:.3g}")}
         if epsilon is not None and math.isfinite(epsilon):
             scalars["epsilon"] = epsilon

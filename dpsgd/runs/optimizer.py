@@ -21,9 +21,14 @@ from dpsgd.runs.spec import SGD, Lazy, RunSpec
 
 
 def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> Algorithm:
-    """Returns the algorithm that trains on a loss for `num_steps` steps.
+    """Returns the algorithm of a run.
 
-    Its step sizes are hyperparameters in the optimizer's state.
+    Step sizes are hyperparameters in the optimizer's state.
+
+    Args:
+      loss_fn: Loss of one example.
+      spec: Resolved settings.
+      num_steps: Number of steps of the sampler.
     """
     average = next(iter(vars(spec.average)), None)
     return dpsgd(
@@ -36,7 +41,19 @@ def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> 
 
 
 def step_sizes(spec: RunSpec, num_steps: int) -> dict[str, Any]:
-    """Returns the arguments of `hyperparameters` for a run."""
+    """Returns the arguments of `hyperparameters` for a run.
+
+    >>> from dpsgd.runs.spec import NonPrivate, TailAverage
+    >>> from samplers.settings import SETTINGS
+    >>> averaged = TailAverage(0.5)
+    >>> spec = RunSpec(SETTINGS["poisson"](), NonPrivate(), optimizer=SGD(0.1), average=averaged)
+    >>> step_sizes(spec, 200)
+    {'learning_rate': 0.1, 'num_steps': 200, 'momentum': 0.0, 'tail': 0.5}
+
+    Args:
+      spec: Resolved settings.
+      num_steps: Number of steps of the sampler.
+    """
     momentum = getattr(spec.optimizer, "momentum", None)
     rate = spec.optimizer.learning_rate
     arguments = {"learning_rate": rate, "num_steps": num_steps, "momentum": momentum}
@@ -63,7 +80,12 @@ def hyperparameters(
 
 
 def with_hyperparameters(opt_state: Any, hyperparams: dict[str, jax.Array]) -> Any:
-    """Returns the state of an `optimizer` with its hyperparameters replaced."""
+    """Returns an optimizer state with its hyperparameters replaced.
+
+    Args:
+      opt_state: State of an `optimizer`.
+      hyperparams: Arrays by name, from `hyperparameters`.
+    """
     return opt_state._replace(hyperparams=hyperparams)
 
 
@@ -94,7 +116,11 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Constant:
-    """Constant step size as a Python float, for lazy tables."""
+    """Constant step size as a Python float, for lazy tables.
+
+    >>> Constant(0.5)(step=100)
+    0.5
+    """
 
     learning_rate: float
 
@@ -103,7 +129,12 @@ class Constant:
 
 
 def lazy_tables(spec: RunSpec, num_steps: int) -> LazyTables | None:
-    """Returns the training settings of lazy tables; None for dense tables."""
+    """Returns the settings of lazy tables; None for dense ones.
+
+    Args:
+      spec: Resolved settings.
+      num_steps: Number of steps, after which a cosine schedule is zero.
+    """
     if not isinstance(tables := spec.tables, Lazy):
         return None
     rate: Any = tables.learning_rate
@@ -130,7 +161,7 @@ def optimizer(
     schedule: Literal["cosine", "constant"] = "cosine",
     average: Literal["tail", "decay"] | None = None,
 ) -> optax.GradientTransformation:
-    """Returns the shared optimizer of a kind, with its hyperparameters as state.
+    """Returns the shared optimizer of a kind.
 
     Args:
       kind: Adam, or SGD with momentum mu: v = mu v + gradient; the update is -(step size) v.

@@ -96,7 +96,12 @@ class Settled(NamedTuple):
     """Trained model that the run starts from."""
 
     def job(self, run: ResolvedRun, placement: Placement | None) -> Job:
-        """Returns the job of the resolved run."""
+        """Returns the job of the resolved run.
+
+        Args:
+          run: Resolved settings, with mechanism and delta.
+          placement: Devices; None for one device.
+        """
         options: dict[str, Any] = {"placement": placement, "earlier": self.earlier}
         return Job.of_task(self.task, run, rows=self.rows, **options)
 
@@ -105,6 +110,12 @@ def settled_task(spec: RunSpec, task: Task, name: str | None, progress: Progress
     """Returns a run whose open task settings are chosen.
 
     It reads the shapes of the rows, but no values.
+
+    Args:
+      spec: Settings of the run.
+      task: Task to train.
+      name: "module:object" of the task, for error messages; None if unknown.
+      progress: Function of one line of text.
 
     Raises:
       ValueError: if spec and task cannot be run together.
@@ -129,13 +140,24 @@ def settled_task(spec: RunSpec, task: Task, name: str | None, progress: Progress
 
 
 def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
-    """Calls the task's `check` on its data, if it has one."""
+    """Calls the task's `check`, if it has one.
+
+    Args:
+      task: Task that has the data.
+      begun: Description of the task with which a run began; None for a new run.
+    """
     if callable(check := getattr(task, "check", None)):
         check(begun)
 
 
 def plan_run(spec: RunSpec, task: Task, name: str | None, execution: Execution) -> Plan:
     """Resolves, accounts for, compiles and audits a new run.
+
+    Args:
+      spec: Settings of the run.
+      task: Task to train.
+      name: "module:object" of the task; None if unknown.
+      execution: Devices, timer and outputs.
 
     Raises:
       ValueError: if the run is refused, or has no finite epsilon.
@@ -221,6 +243,10 @@ class RecordedRun:
     def task(self, given: Task | None, progress: Progress) -> Task:
         """Returns the task, `given` or rebuilt from its record.
 
+        Args:
+          given: Task in place of the recorded one, with equal description; None to rebuild it.
+          progress: Function of one line of text.
+
         Raises:
           ValueError: if its data cannot be trained on, or its description has changed.
         """
@@ -260,9 +286,15 @@ def restore_run(
 
     A new attempt begins in the ledger if the last one cannot continue.
 
+    Args:
+      folder: Run directory.
+      recorded: Content of its configuration.
+      ledger: Ledger of the run, open for writing.
+      given: Task in place of the recorded one; None to rebuild the recorded one.
+      execution: Devices, timer and outputs.
+
     Raises:
       LedgerError: if the run cannot resume as its guarantee assumes.
-      ValueError: if task, data or configuration have changed, or the audit fails.
     """
     processes, history = Processes.current(), ledger.history
     placement, stages, progress, _ = execution
@@ -311,7 +343,13 @@ def restore_run(
 
 
 def start_run(folder: RunDirectory, job: Job, ledger: Ledger) -> Start:
-    """Returns the start of a run planned in this process, before any step."""
+    """Returns the start of a run planned in this process.
+
+    Args:
+      folder: Run directory.
+      job: Job of the run, audited.
+      ledger: Ledger of the run, without steps.
+    """
     last = ledger.history.attempts[-1]
     decision = _decided(folder, ledger, (), last.terms, last.drawing)
     return Start(job, None, keys_of(decision, job.mechanism.sampler, job.spec.insecure_seed))

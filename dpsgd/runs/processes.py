@@ -80,7 +80,18 @@ class Processes:
         return self.index == 0
 
     def share(self, value: Any = None, *, patience: float = PATIENCE_SECONDS) -> Any:
-        """Returns the JSON value of process 0; raises Lost after `patience` seconds."""
+        """Returns the value of process 0.
+
+        >>> Processes().share([1, 2])
+        [1, 2]
+
+        Args:
+          value: JSON value; only that of process 0 is sent.
+          patience: Seconds to wait.
+
+        Raises:
+          Lost: if process 0 ended, or does not answer for `patience` seconds.
+        """
         if self.count == 1:
             return value
         number = next(self._numbers)
@@ -91,7 +102,18 @@ class Processes:
         return json.loads(self._get(f"dpsgd/{number}/all", patience))
 
     def gather(self, value: Any, *, patience: float = PATIENCE_SECONDS) -> list[Any]:
-        """Returns the JSON values of all processes by index; raises Lost as `share`."""
+        """Returns the values of all processes, by index.
+
+        >>> Processes().gather("ready")
+        ['ready']
+
+        Args:
+          value: JSON value of this process.
+          patience: Seconds to wait for each process.
+
+        Raises:
+          Lost: if a process ended, or does not answer for `patience` seconds.
+        """
         if self.count == 1:
             return [value]
         number = next(self._numbers)
@@ -181,7 +203,10 @@ _current = Processes()
 
 
 def launched_by_cluster() -> bool:
-    """Returns True if Slurm or a Kubernetes indexed job started several processes."""
+    """Returns True if a cluster started several processes.
+
+    It knows Slurm and the indexed jobs of Kubernetes.
+    """
     slurm = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1 and "SLURM_PROCID" in os.environ
     return slurm or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
 
@@ -195,7 +220,7 @@ def together(
     watchdog_seconds: float,
     out: Path,
 ) -> Iterator[Processes]:
-    """Connects the processes of a run for the context, and yields them.
+    """Connects the processes of a run for the context.
 
     A run of one process runs here alone. Each of several processes gets a watchdog
     (`dpsgd.runs.stop`): if one fails, all end within 30 seconds, with one line and a nonzero exit

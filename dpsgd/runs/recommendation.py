@@ -95,12 +95,16 @@ def default_rate(optimizer: str, momentum: float) -> float:
 
     >>> default_rate("adam", 0.0), default_rate("sgd", 0.9)
     (0.003, 0.1)
+
+    Args:
+      optimizer: adam or sgd.
+      momentum: SGD momentum, in [0, 1).
     """
     return Settings.learning_rate if optimizer == "adam" else float(f"{1 - momentum:.6g}")
 
 
 def warm_rate(rate: float, request: RecommendationRequest) -> float:
-    """Returns the reduced step size of a run from an earlier model.
+    """Returns the step size of a run from an earlier model.
 
     At its usual rate a run would forget that model. The factor is 0.5 up to epsilon 1 and 0.7 from
     epsilon 3, linear in log(epsilon) between, and 1 without a target epsilon.
@@ -108,6 +112,10 @@ def warm_rate(rate: float, request: RecommendationRequest) -> float:
     >>> wanted = [RecommendationRequest(88_000, 1e-5, target_epsilon=e) for e in (0.5, 1, 3, 8)]
     >>> [warm_rate(0.01, request) for request in wanted]
     [0.005, 0.005, 0.007, 0.007]
+
+    Args:
+      rate: Usual peak step size.
+      request: Guarantee and options of the run.
     """
     if (epsilon := request.target_epsilon) is None:
         return rate
@@ -126,7 +134,7 @@ def table_step_size(
     most: float = 10.0,
     without_noise: float = 1.0,
 ) -> float:
-    """Returns the peak step size of lazy tables for their noise.
+    """Returns the peak step size of lazy tables.
 
     It is about 2.1 (1 - mu) / (N r)^(2/3), for N steps whose mean gradients have noise of standard
     deviation r = sigma C / b, with sigma the noise multiplier. See
@@ -150,7 +158,16 @@ def table_step_size(
 
 
 def about_sigma(request: RecommendationRequest, batch_size: int, steps: int) -> float:
-    """Returns an approximate noise multiplier, which no guarantee depends on."""
+    """Returns an approximate noise multiplier, which no guarantee uses.
+
+    >>> round(about_sigma(RecommendationRequest(8_000, 1e-5, target_epsilon=3.0), 400, 200), 1)
+    1.3
+
+    Args:
+      request: Guarantee of the run and number of rows.
+      batch_size: Expected batch size.
+      steps: Number of steps.
+    """
     if request.noise_multiplier is not None:
         return request.noise_multiplier
     epsilon = request.target_epsilon  # mu^2 / 2 + mu tail, about
@@ -169,9 +186,16 @@ least 3 times longer per row than a flush, so flushes take at most 1/20 of the t
 def table_sizes(
     task: Any, init_seed: int, rows: Any, sampler: BatchSampler, pattern: str | None = None
 ) -> tuple[int, int]:
-    """Returns the numbers of table rows and of rows that a batch looks up.
+    """Returns numbers of table rows, and of look-ups per batch.
 
-    It reads only the shapes of parameters and rows. `pattern` is `RunSpec.train`.
+    It reads only the shapes of parameters and rows.
+
+    Args:
+      task: Task whose loss looks rows up.
+      init_seed: Seed of the initial parameters.
+      rows: Pytree of training rows.
+      sampler: Sampler of the run.
+      pattern: `RunSpec.train`.
 
     Raises:
       ValueError: if the model has no tables, or a step has several passes.
@@ -195,12 +219,16 @@ def table_sizes(
 
 
 def flush_every(count: int, looked_up: int) -> int:
-    """Returns the number of steps between flushes of lazy tables.
+    """Returns the number of steps between flushes.
 
-    Flushes of `count` rows then take at most 5 % of the time, for `looked_up` rows in a step.
+    Flushes then take at most 5 % of the time.
 
     >>> flush_every(5_000_000, 26 * 1024)
     1280
+
+    Args:
+      count: Number of table rows.
+      looked_up: Number of rows that a step looks up.
     """
     from dpsgd.engine.feed import BLOCK_STEPS  # a flush ends a block: it comes after whole ones
 

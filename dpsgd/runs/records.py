@@ -118,7 +118,15 @@ def fields_of(
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Returns a hint at a similar known name, or at a removed one."""
+    """Returns a hint at a similar or removed name, or "".
+
+    >>> near("batchsize", ["batch_size", "epochs"])
+    ': did you mean batch_size?'
+
+    Args:
+      name: Name that is unknown.
+      known: Names that exist.
+    """
     if notice := removal_notice(name):
         return f": {notice}"
     hint = records.near(name, known)
@@ -133,6 +141,11 @@ def build(kind: type[_T], fields: Any, where: str) -> _T:
     """Returns a dataclass from JSON fields, with lists as tuples.
 
     An absent field gets its default, as in records of earlier versions.
+
+    Args:
+      kind: Dataclass.
+      fields: Mapping of field names to JSON values.
+      where: Prefix of error messages, such as a file's name.
 
     Raises:
       ValueError: if a field is missing, unknown, not allowed or refused by `kind`; the message

@@ -18,10 +18,12 @@ UNDEFINED = "undefined"
 
 
 def metric(value: float | None) -> str:
-    """Returns a metric to four digits, a count in full, None as "undefined".
+    """Returns a metric as text of four digits.
 
     >>> metric(0.74321), metric(11_000), metric(None)
     ('0.7432', '11,000', 'undefined')
+
+    Counts are written in full, and None is "undefined".
     """
     if value is None:
         return UNDEFINED
@@ -54,7 +56,7 @@ def label(name: str) -> str:
 
 
 def by_split(metrics: Mapping[str, float | None]) -> tuple[list[str], list[list[str]]]:
-    """Returns (header, rows) of a table with one row per split.
+    """Returns (header, rows) of a table of metrics by split.
 
     Metrics are named "<split>_<name>".
 
@@ -71,7 +73,14 @@ def by_split(metrics: Mapping[str, float | None]) -> tuple[list[str], list[list[
 
 
 def divergence(record: dict[str, Any]) -> str | None:
-    """Returns a line on a diverged run; None if all metrics are defined."""
+    """Returns a warning if a metric is undefined, or None.
+
+    >>> divergence({"metrics": {"test_auc": 0.75}}) is None
+    True
+
+    Args:
+      record: Content of `report.json`.
+    """
     undefined = [name for name, value in record["metrics"].items() if value is None]
     if not undefined:
         return None
@@ -93,6 +102,9 @@ def weak_signal(ratio: float | None, num_examples: int) -> str | None:
     Args:
       ratio: `Mechanism.signal_to_noise`, or None.
       num_examples: Number of training rows.
+
+    >>> weak_signal(2_000.0, 8_800) is None
+    True
     """
     if ratio is None or ratio >= LEAST_SIGNAL:
         return None
@@ -105,20 +117,28 @@ def weak_signal(ratio: float | None, num_examples: int) -> str | None:
 
 
 def interval(record: dict[str, Any]) -> str:
-    """Returns a run's epsilon interval, or "none" without a guarantee."""
+    """Returns a run's epsilon interval, or "none".
+
+    >>> interval({"epsilon_upper": None})
+    'none'
+    """
     if record["epsilon_upper"] is None:
         return "none"
     return str(Bound(record["epsilon_lower"], record["epsilon_upper"]))
 
 
 def guaranteed(record: dict[str, Any]) -> str:
-    """Returns a run's upper epsilon, rounded up, or "none" without a guarantee."""
+    """Returns a run's upper epsilon, or "none".
+
+    >>> guaranteed({"epsilon_upper": 2.9994})
+    '3.00'
+    """
     upper = record["epsilon_upper"]
     return "none" if upper is None else Bound(upper, upper).format_upper()
 
 
 def advantage(record: dict[str, Any]) -> str:
-    """Returns the interval of a membership attack's best advantage, or "none"."""
+    """Returns the best attack's advantage as text, or "none"."""
     if record["attack_advantage_upper"] is None:
         return "none"
     bounds = record["attack_advantage_lower"], record["attack_advantage_upper"]
@@ -216,7 +236,7 @@ def _meaning(record: dict[str, Any]) -> str:
 
 
 def calibration(record: dict[str, Any]) -> str:
-    """Returns a paragraph on a model's calibration, or an empty text."""
+    """Returns a paragraph on a model's calibration, or ""."""
     if not record["calibration"]:
         return ""
     figures = ", ".join(
@@ -234,7 +254,13 @@ def _steps(record: dict[str, Any]) -> str:
 
 
 def seconds(record: dict[str, Any]) -> str:
-    """Returns the seconds of all stages of a run; empty if secret."""
+    """Returns a run's total seconds as text.
+
+    The text is empty if they are secret.
+
+    >>> seconds({"stage_seconds": {"train": 12.5, "audit": 2.25}}), seconds({"stage_seconds": None})
+    ('14.8', '')
+    """
     stage_seconds = record["stage_seconds"]
     return "" if stage_seconds is None else f"{sum(stage_seconds.values()):.1f}"
 
@@ -268,7 +294,7 @@ def _choice(config: Mapping[str, Any]) -> str:
 def comparison(
     records: Sequence[dict[str, Any]], metrics: Sequence[str] | None = None
 ) -> tuple[list[str], list[list[str]], str]:
-    """Returns (header, rows, caption) of a table that compares finished runs.
+    """Returns (header, rows, caption) of a comparison of runs.
 
     Only the caption states a common delta and a common split of the metrics.
 
@@ -311,7 +337,15 @@ def comparison(
 
 
 def headline(description: Mapping[str, Any], metrics: Mapping[str, float | None]) -> str | None:
-    """Returns the metric that tables put first: the task's "headline", or the first."""
+    """Returns the name of the metric that tables put first.
+
+    >>> headline({"headline": "test_auc"}, {"test_loss": 0.5, "test_auc": 0.7})
+    'test_auc'
+
+    Args:
+      description: `describe()` of the task, which may name a "headline".
+      metrics: Metrics by name; by default their first is taken. None if there are none.
+    """
     named = description.get("headline")
     return named if named in metrics else next(iter(metrics), None)
 
@@ -321,12 +355,29 @@ def _number(value: float | None) -> str:
 
 
 def bullets(items: list[str]) -> str:
-    """Returns a Markdown list."""
+    """Returns a Markdown list.
+
+    >>> print(bullets(["first", "second"]))
+    - first
+    - second
+    """
     return "\n".join(f"- {item}" for item in items)
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Returns a Markdown table of plain text, with numbers right-aligned."""
+    """Returns a Markdown table of plain text.
+
+    Columns of numbers are right-aligned.
+
+    >>> print(table(["name", "rows"], [["train", "8,800"]]))
+    | name | rows |
+    | --- | ---: |
+    | train | 8,800 |
+
+    Args:
+      header: Titles of the columns.
+      rows: Cells of each row, as many as titles.
+    """
     columns = zip(*rows, strict=True) if rows else ([] for _ in header)
     rule = ["---:" if _is_numeric(column) else "---" for column in columns]
     lines = [*([escape(cell) for cell in line] for line in [header, *rows])]
@@ -335,7 +386,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def escape(text: str) -> str:
-    """Returns a text on one line, with Markdown's special characters escaped.
+    """Returns a text on one line, escaped for Markdown.
 
     >>> print(escape("a|b ![x](y) [1, 2]"))
     a\\|b ![x]\\(y) [1, 2]

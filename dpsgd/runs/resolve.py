@@ -96,7 +96,13 @@ class ResolvedRun:
 
 
 def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
-    """Returns the sampler of a run, with the separation that its bands need.
+    """Returns the sampler of a run.
+
+    It has the minimum separation that correlated noise needs.
+
+    Args:
+      spec: Settings of the run.
+      population: Public facts about the rows.
 
     Raises:
       ValueError: if sampler, bands and data do not go together.
@@ -137,6 +143,11 @@ def noise_of(spec: RunSpec) -> Noise:
 def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | None:
     """Returns the full-batch queries of a run's calibration, or None.
 
+    Args:
+      spec: Settings of the run.
+      sampler: Sampler of the run.
+      delta: Delta of the guarantee.
+
     Raises:
       ValueError: if the run cannot be calibrated, or calibration would not pay.
     """
@@ -167,9 +178,17 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
 def privacy_with(
     sums: FullSums | None, sampler: BatchSampler, noise: Noise
 ) -> Callable[[float], PrivacyProfile]:
-    """Returns a function from a run's noise multiplier to its privacy profile.
+    """Returns a function of the noise multiplier: the privacy profile.
 
-    The run ends in `sums` over all rows, unless they are None.
+    >>> from samplers import Poisson
+    >>> privacy = privacy_with(None, Poisson(10_000, batch_size=100), Independent())
+    >>> privacy(1.0).epsilon(1e-5).upper > privacy(2.0).epsilon(1e-5).upper
+    True
+
+    Args:
+      sums: Full-batch queries in which the run ends; None without queries.
+      sampler: Sampler of the run.
+      noise: Law of the noise.
     """
     if sums is None:
         return functools.partial(noise.privacy, sampler)
@@ -207,7 +226,11 @@ class _LowerEnd:
 
 
 def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
-    """Returns a run whose spec leaves only the noise multiplier open.
+    """Returns a run whose noise multiplier is found.
+
+    Args:
+      spec: Settings, of which only the noise multiplier may be open.
+      population: Public facts about the rows.
 
     Raises:
       ValueError: if the options do not go together, or no noise meets the target.
@@ -237,7 +260,7 @@ def resolve(
     rows: Rows,
     progress: Progress = lambda line: None,
 ) -> ResolvedRun:
-    """Returns the resolved run of a spec, whose given options stay unchanged.
+    """Returns the resolved run of a spec.
 
     Args:
       spec: Settings, some of them open.
@@ -248,6 +271,8 @@ def resolve(
     Raises:
       ValueError: for options that do not go together or do not fit the data, for a recommendation
         that cannot be run, or a target out of reach.
+
+    Given options stay unchanged.
     """
     spec, chosen = choose(spec, task, rows, progress)
     noise_is_given = isinstance(spec.privacy, NoiseMultiplier | NonPrivate)
@@ -271,9 +296,18 @@ def choose(
     rows: Rows,
     progress: Progress = lambda line: None,
 ) -> tuple[RunSpec, dict[str, Any]]:
-    """Returns a spec without open choices but its noise, and the choices.
+    """Returns a spec with all choices made but the noise's size.
 
-    The choices are `ResolvedRun.chosen`; arguments and errors are as for `resolve`.
+    The second result is `ResolvedRun.chosen`.
+
+    Args:
+      spec: Settings, some of them open.
+      task: Task, whose method `recommend`, if any, chooses settings.
+      rows: Training rows, read for their shapes alone, and their population.
+      progress: Function of one line of text.
+
+    Raises:
+      ValueError: as for `resolve`.
     """
     population = rows[1]
     check(spec, population.num_examples)
@@ -334,7 +368,13 @@ def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
 
 
 def request_of(spec: RunSpec, population: Population, **overrides: Any) -> RecommendationRequest:
-    """Returns a recommendation's request from options, rows and `more`."""
+    """Returns a recommendation's request.
+
+    Args:
+      spec: Settings of the run.
+      population: Public facts about the rows.
+      **overrides: Fields of the request in place of the spec's options.
+    """
     names = {option.name for option in dataclasses.fields(RecommendationRequest)}
     options = {name: value for name, value in spec.options().items() if name in names}
     options |= {"target_delta": spec.delta_of(population), **overrides}
@@ -377,9 +417,9 @@ def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
 
 
 def averages_by_rule(spec: RunSpec) -> bool:
-    """Returns True if a task's rule may choose an average of parameters.
+    """Returns True if the task may choose an average of parameters.
 
-    Learning rate, schedule and average must be open: the rule chooses a rate for the average.
+    Learning rate, schedule and average must be open: the task chooses a rate for the average.
     """
     chosen = spec.optimizer.learning_rate, spec.optimizer.schedule
     return chosen == (None, None) and isinstance(spec.average, LastStep)
@@ -438,7 +478,17 @@ def _check_rescaled(spec: RunSpec, task: Any) -> None:
 def with_noise(
     spec: RunSpec, task: Any, population: Population, progress: Progress = lambda line: None
 ) -> tuple[RunSpec, dict[str, Any]]:
-    """Returns a spec with its bands chosen, and the record of that choice."""
+    """Returns a spec with its bands chosen, and the choice's record.
+
+    Args:
+      spec: Settings of the run.
+      task: Task, read for the shapes of its parameters.
+      population: Public facts about the rows.
+      progress: Function of one line of text.
+
+    Raises:
+      ValueError: if the sampler does not go with the bands.
+    """
     noise, record = spec.noise, dict[str, Any]()
     if isinstance(noise, Banded) and noise.bands == "auto":
         bands, why = _best_bands(spec, noise, task, population, progress)
@@ -513,9 +563,13 @@ def _most_vectors(spec: RunSpec, task: Any) -> int:
 
 
 def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
-    """Returns a run of the same program, without searching for its noise.
+    """Returns a run of the same program with arbitrary noise.
 
     A private run gets noise multiplier 1; calibration and automatic bands are left out.
+
+    Args:
+      spec: Settings of the run.
+      population: Public facts about the rows.
     """
     noise = spec.noise
     if isinstance(noise, Banded) and noise.bands == "auto":
@@ -526,7 +580,12 @@ def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
 
 
 def differing(requested: RunSpec, resolved_spec: RunSpec) -> list[str]:
-    """Returns the resolved options that differ from those given."""
+    """Returns the names of options that differ from those given.
+
+    Args:
+      requested: Settings as given; open ones match every choice.
+      resolved_spec: Settings of a run, without open choices.
+    """
     if requested.delta == "1/n":  # the resolved delta is a number
         requested = dataclasses.replace(requested, delta=None)
     if isinstance(requested.tables, Auto):

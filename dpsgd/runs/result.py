@@ -78,7 +78,12 @@ class FinishedRun:
 
     @classmethod
     def read(cls, path: Path) -> FinishedRun:
-        """Reads a run directory; refuses files that do not belong together."""
+        """Reads and checks a run directory.
+
+        Raises:
+          FileNotFoundError: if there is no finished run.
+          ValueError: if a file is damaged, or the files do not belong together.
+        """
         run = RunDirectory.open(path)
         history = run.history()
         settings = run.config(history)
@@ -93,7 +98,11 @@ class FinishedRun:
         return cls(path, task, spec, {**record, **proved(history)}, history)
 
     def check_params(self) -> None:
-        """Raises ValueError if the parameters differ from those released in the ledger."""
+        """Refuses parameters other than those that the run released.
+
+        Raises:
+          ValueError: if their digest differs from the ledger's.
+        """
         if file_sha256(path := RunDirectory(self.path).params_path) != self.history.released:
             raise ValueError(
                 f"{path} is not the model that the run's ledger says was released: restore it from "
@@ -102,14 +111,17 @@ class FinishedRun:
 
     @property
     def mechanism(self) -> Mechanism | None:
-        """Mechanism of the only attempt; None for several, and for a selection."""
+        """Mechanism of the only attempt, or None.
+
+        It is None after several attempts, and for a selection.
+        """
         attempts = self.history.attempts
         alone = len(attempts) == 1 and self.history.selection is None
         return attempts[0].terms.mechanism if alone else None
 
     @property
     def data(self) -> list[str | None]:
-        """Digests of the training rows; None where they were not recorded."""
+        """Digests of the training rows; None for unknown ones."""
         return RunDirectory(self.path).data()
 
     @property
@@ -124,14 +136,14 @@ class FinishedRun:
 
 
 def environment_mismatch(runs: Iterable[FinishedRun]) -> list[str]:
-    """Returns names of environment entries that differ between attempts of runs."""
+    """Returns names of environment entries that differ."""
     stated = [attempt.environment for run in runs for attempt in run.history.attempts]
     names = dict.fromkeys(name for facts in stated for name in facts)
     return [n for n in names if any(facts.get(n) != stated[0].get(n) for facts in stated)]
 
 
 def proved(history: History) -> dict[str, Any]:
-    """Returns the report entries that a ledger proves, such as the guarantee."""
+    """Returns the report entries that a ledger proves."""
     mechanism = history.attempts[-1].terms.mechanism
     sampler, signal = mechanism.sampler, mechanism.signal_to_noise
     return {
@@ -169,7 +181,12 @@ class Bundle:
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
-        """Reads an exported model; refuses damaged files, or files of two exports."""
+        """Reads and checks an exported model.
+
+        Raises:
+          FileNotFoundError: if there is no exported model.
+          ValueError: if a file is damaged, or the files are of two exports.
+        """
         manifest_path = path / MODEL
         if not manifest_path.is_file():
             raise FileNotFoundError(f"{path} is not an exported model: it has no {MODEL}")
@@ -199,7 +216,7 @@ class Bundle:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Segments of the run that trained the model; empty if unknown."""
+        """Segments that trained the model; empty if unknown."""
         try:
             return segments_from_records(self.guarantee["segments"])
         except (KeyError, TypeError, ValueError) as error:
@@ -207,7 +224,12 @@ class Bundle:
 
     @staticmethod
     def manifest(path: Path, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the content of `MODEL` for a folder with the other files."""
+        """Returns the content of `MODEL`.
+
+        Args:
+          path: Folder with the other files of the export.
+          task: Record of the task.
+        """
         sums = _checksums(path, task)
         return {"format": _FORMAT, "version": _VERSION, "task": task, "sha256": sums}
 

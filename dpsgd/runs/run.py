@@ -80,7 +80,7 @@ class Run:
         progress: Progress = lambda line: None,
         log: MetricWriter | None = None,
     ) -> Run:
-        """Creates the directory of a run; `train` then takes its steps.
+        """Creates the directory of a run, whose training `train` begins.
 
         Open settings are chosen now, from public values alone, and recorded. Everything that can be
         refused is refused before the directory is made.
@@ -132,10 +132,17 @@ class Run:
         progress: Progress = lambda line: None,
         log: MetricWriter | None = None,
     ) -> Run:
-        """Opens a run directory; `train` resumes it from its last checkpoint.
+        """Opens a run directory, whose training `train` resumes.
 
-        The task is by default rebuilt from the configuration; other arguments are as for `create`.
         Devices, processes and versions may differ from earlier attempts.
+
+        Args:
+          out: Run directory.
+          task: Task of the run; by default rebuilt from the configuration.
+          placement: Devices to train on; by default one device.
+          started: Start of this command's work by `time.monotonic`, in seconds; by default now.
+          progress: Function of one line of text.
+          log: Writer of steps, epsilon so far and throughput, besides `training_log.csv`.
 
         Raises:
           FileNotFoundError: if there is no run.
@@ -144,7 +151,7 @@ class Run:
         return cls(folder, task, Execution(placement, Stages(started), progress, log))
 
     def train(self) -> Run:
-        """Trains to the end, evaluates, writes model and report, and returns this run.
+        """Trains to the end, and writes model and report.
 
         Lost steps are never repeated with their old noise: they are taken with new noise, and count
         again (`dpsgd.runs.decision`).
@@ -297,12 +304,25 @@ class Run:
 
 
 def run(task: Task, spec: RunSpec, out: str | os.PathLike[str], **how: Any) -> dict[str, Any]:
-    """Trains a task in a new directory, and returns its report, see `Run`."""
+    """Trains a task in a new directory, and returns its report.
+
+    Args:
+      task: Task to train.
+      spec: Settings of the run.
+      out: Run directory to create.
+      **how: Further arguments of `Run.create`.
+    """
     return Run.create(task, spec, out, **how).train().report()
 
 
 def resume(out: str | os.PathLike[str], task: Task | None = None, **how: Any) -> dict[str, Any]:
-    """Resumes a run from its last checkpoint, and returns its report, see `Run`."""
+    """Resumes a run, and returns its report.
+
+    Args:
+      out: Run directory.
+      task: Task of the run; by default rebuilt from the configuration.
+      **how: Further arguments of `Run.open`.
+    """
     return Run.open(out, task, **how).train().report()
 
 

@@ -98,6 +98,9 @@ class NonPrivate:
 class Banded(Record):
     """Noise correlated over consecutive steps, see `dpsgd.BandedToeplitz`.
 
+    >>> Banded(2, coefficients=(1.0, 0.5)).law.bands
+    2
+
     Attributes:
       bands: Number of steps b over which noise is correlated, so that more of it cancels in SGD's
         iterates. Sets the sampler's cycle_length to b. auto: the power of two with the least error
@@ -338,7 +341,7 @@ class RunSpec(Record):
 
     @classmethod
     def of(cls, sampler: Any, **options: Any) -> RunSpec:
-        """Returns the spec that options ask for, in a command, file or record.
+        """Returns the spec for options of a command or file.
 
         Args:
           sampler: Sampler, or its settings.
@@ -348,6 +351,10 @@ class RunSpec(Record):
         Raises:
           ValueError: if an option is unknown, of another type, impossible, or belongs to a choice
             that was not made.
+
+        >>> from samplers.settings import SETTINGS
+        >>> RunSpec.of(SETTINGS["poisson"](), target_epsilon=3.0).privacy
+        TargetEpsilon(epsilon=3.0, optimistic=False)
         """
         options_by_name, values = known_options(), dict[str, Any]()
         for name, value in options.items():
@@ -392,7 +399,14 @@ class RunSpec(Record):
         )
 
     def options(self) -> dict[str, Any]:
-        """Returns the options that make this spec, with the default values."""
+        """Returns the options that make this spec.
+
+        Defaults are included.
+
+        >>> from samplers.settings import SETTINGS
+        >>> RunSpec(SETTINGS["poisson"](), NonPrivate()).options()["optimizer"]
+        'adam'
+        """
         options: dict[str, Any] = {}
         for name, attribute in named(type(self)).items():
             value = getattr(self, attribute)
@@ -410,7 +424,12 @@ class RunSpec(Record):
         return options
 
     def but(self, **options: Any) -> RunSpec:
-        """Returns this spec with some options replaced."""
+        """Returns this spec with some options replaced.
+
+        >>> from samplers.settings import SETTINGS
+        >>> RunSpec(SETTINGS["poisson"](), NonPrivate()).but(average_tail=0.5).average
+        TailAverage(tail=0.5)
+        """
         return RunSpec.of(**{**self.options(), **options})
 
     def delta_of(self, population: Population) -> float:
@@ -441,7 +460,7 @@ class RunSpec(Record):
     def from_record(
         cls, record: Mapping[str, Any], where: str, *, execute: bool = False
     ) -> RunSpec:
-        """Returns the resolved spec in a record, whose other entries are ignored.
+        """Returns the resolved spec in a record.
 
         Args:
           record: Content of `config.json`.
@@ -509,7 +528,11 @@ class Option(NamedTuple):
 
 @functools.cache
 def known_options() -> dict[str, Option]:
-    """Returns every option of a run by its name."""
+    """Returns every option of a run by its name.
+
+    >>> known_options()["momentum"].owner
+    <class 'dpsgd.runs.spec.SGD'>
+    """
     options: dict[str, Option] = {}
 
     def add(owner: type, name: str, attribute: str) -> None:
@@ -544,13 +567,32 @@ def _chooser(name: str) -> str:
 
 
 def sampler_name(record: Mapping[str, Any], where: str) -> str:
-    """Returns the sampler's name in the record of a spec, or refuses it at `where`."""
+    """Returns the sampler's name in the record of a spec.
+
+    >>> sampler_name({"sampler": {"name": "poisson"}}, "config.json")
+    'poisson'
+
+    Args:
+      record: Content of `config.json`.
+      where: Prefix of error messages.
+
+    Raises:
+      ValueError: if there is no name.
+    """
     fields = checked(record.get("sampler"), Mapping[str, Any], f"{where}: sampler")
     return checked(fields.get("name"), str, f"{where}: sampler, name")
 
 
 def check_version(record: Mapping[str, Any], path: Path) -> None:
-    """Raises ValueError for a run directory of a version before tasks."""
+    """Refuses a run directory of a version before tasks.
+
+    Args:
+      record: Content of `config.json`.
+      path: Run directory, for error messages.
+
+    Raises:
+      ValueError: if an earlier version has written the record.
+    """
     if "task" not in record and {"data", "model_sizes", "schema"} <= record.keys():
         raise ValueError(
             f"{path} was begun by an earlier version, whose runs knew no tasks: resume it, or "
@@ -559,7 +601,11 @@ def check_version(record: Mapping[str, Any], path: Path) -> None:
 
 
 def config_digest(record: Mapping[str, Any]) -> str:
-    """Returns a digest of a configuration, without paths of data and models."""
+    """Returns a digest of a configuration, without paths.
+
+    >>> config_digest({"init_from": "a"}) == config_digest({"init_from": "b"})
+    True
+    """
     content = dict(record)
     task = content.get("task")
     if isinstance(task, dict) and isinstance(task.get("settings"), dict):

@@ -85,11 +85,16 @@ def interrupts() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Yields a function that returns True once SIGTERM or SIGINT has come.
+    """Yields a function that tells if a stop was asked for.
 
     A second signal has its usual effect. An ignored signal (such as Ctrl-C in a background job)
     stays ignored. Outside of the main thread, where no signals arrive, the function always returns
     False.
+
+    >>> with stop_requests() as stop:
+    ...     before, _ = stop(), os.kill(os.getpid(), signal.SIGTERM)
+    ...     before, stop()
+    (False, True)
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -137,14 +142,14 @@ _reports: int | None = None
 
 
 def report(kind: bytes) -> None:
-    """Sends `MET`, `STEP` or `REST` to the watchdog, if there is one."""
+    """Sends `MET`, `STEP` or `REST` to the watchdog, if any."""
     if _reports is not None:
         with contextlib.suppress(OSError):  # the parent has ended, and this process soon ends
             os.write(_reports, kind)
 
 
 def watched(seconds: float, line: Callable[[bool, str], str]) -> None:
-    """Forks, and returns in the child alone, which the parent watches.
+    """Forks; returns in the child, which the parent watches.
 
     The parent ends when the child does, with its exit status, or 2 if a signal ended it. Output of
     the child's libraries to its standard streams, such as a runtime's stack trace, is shown only if

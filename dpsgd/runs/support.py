@@ -88,7 +88,12 @@ UNSUPPORTED = (
 
 
 def traits_of(spec: RunSpec, sampler: BatchSampler | None = None) -> set[Trait]:
-    """Returns the traits of a run, some of them only if its sampler is given."""
+    """Returns the traits of a run.
+
+    Args:
+      spec: Settings of the run.
+      sampler: Sampler of the run; without it, traits of samplers are left out.
+    """
     noise, bands = spec.noise, getattr(spec.noise, "bands", 1)
     several = getattr(spec.sampler, "overflow", None) == "accumulate"
     has: dict[Trait, bool] = {
@@ -108,7 +113,14 @@ def traits_of(spec: RunSpec, sampler: BatchSampler | None = None) -> set[Trait]:
 
 
 def rule_against(traits: set[Trait]) -> tuple[int, Unsupported, str] | None:
-    """Returns the first rule that refuses a run, with number and traits, or None."""
+    """Returns the rule that refuses a run, or None.
+
+    The result is the first such rule's number, from 1, the rule, and the traits that it excludes.
+
+    >>> number, rule, traits = rule_against({"non_private", "bands"})
+    >>> traits, rule_against({"bands"})
+    ('non_private and bands', None)
+    """
     for number, rule in enumerate(UNSUPPORTED, 1):
         matches = [
             [trait for trait in side if trait in traits] for side in (rule.first, rule.second)
@@ -119,7 +131,12 @@ def rule_against(traits: set[Trait]) -> tuple[int, Unsupported, str] | None:
 
 
 def refusal(spec: RunSpec, sampler: BatchSampler | None = None) -> str:
-    """Returns the reason why a run is not supported; empty if it is."""
+    """Returns why a run is not supported, or "".
+
+    Args:
+      spec: Settings of the run.
+      sampler: Sampler of the run; without it, rules about samplers are not applied.
+    """
     if (conflict := rule_against(traits_of(spec, sampler))) is None:
         return ""
     _, rule, words = conflict
@@ -127,9 +144,14 @@ def refusal(spec: RunSpec, sampler: BatchSampler | None = None) -> str:
 
 
 def check(spec: RunSpec, num_examples: int | None = None) -> None:
-    """Raises ValueError, naming the options, if options do not go together.
+    """Refuses options that do not go together.
 
-    The sampler's sizes must not exceed `num_examples`, unless it is None.
+    Args:
+      spec: Settings of the run.
+      num_examples: Number of rows, which the sampler's sizes must not exceed; None if unknown.
+
+    Raises:
+      ValueError: if a rule excludes the options; the message names them.
     """
     if why := refusal(spec):
         raise ValueError(why)
@@ -138,7 +160,15 @@ def check(spec: RunSpec, num_examples: int | None = None) -> None:
 
 
 def checked_spec(options: Mapping[str, Any], where: str) -> RunSpec:
-    """Returns a spec whose options go together, or raises ValueError at `where`."""
+    """Returns a spec whose options go together.
+
+    Args:
+      options: Values by the names of `known_options`, and "sampler".
+      where: Prefix of error messages.
+
+    Raises:
+      ValueError: if an option is refused, or options do not go together.
+    """
     try:
         check(spec := RunSpec.of(**options))
     except ValueError as error:
@@ -176,14 +206,14 @@ COLUMNS: dict[str, dict[str, Any]] = {
 
 
 def example_data() -> Population:
-    """Returns a population of 4 users with 16 examples each, in sessions of 4."""
+    """Returns a population of 4 users with 16 examples each."""
     tree = UnitTree.even((4, 4, 4), ("user", "session"))
     return Population(64, max_contributions=16, num_users=4, tree=tree)
 
 
 @functools.cache
 def support_matrix() -> str:
-    """Returns the Markdown table of supported options by sampler, with reasons.
+    """Returns the Markdown table of supported options, with reasons.
 
     Its last columns tell whether data shards are supported, and whether the accounting is tight.
     """
@@ -214,9 +244,17 @@ def support_matrix() -> str:
 
 
 def with_separation(sampler: Any, bands: int | None) -> Any:
-    """Returns a sampler, or its settings, with cycles of `bands` steps if possible.
+    """Returns a sampler with cycles of `bands` steps if possible.
 
     A cycle that was given, or a sampler without cycles, stays unchanged.
+
+    >>> from samplers import BallsAndBins
+    >>> with_separation(BallsAndBins(1_000, batch_size=50, epochs=4), 4).cycle_length
+    4
+
+    Args:
+      sampler: Sampler, or its settings.
+      bands: Number of steps over which noise is correlated; None if unknown.
     """
     if bands is not None and bands > 1 and getattr(sampler, "cycle_length", None) == 1:
         return dataclasses.replace(sampler, cycle_length=bands)

@@ -46,10 +46,14 @@ class Trainable(Protocol):
 
         A loss with a third argument gets a key, for dropout. A loss made by `dpsgd.with_rows` can
         train with lazy tables.
+
+        Args:
+          params: Pytree of parameters, as from `init`.
+          example: One row of `columns`, without the leading axis.
         """
 
     def generated(self, count: int) -> PyTree:
-        """Returns `count` synthetic rows with the shapes and dtypes of `columns`."""
+        """Returns `count` synthetic rows, shaped as `columns`."""
 
 
 @runtime_checkable
@@ -99,7 +103,7 @@ class Task(Trainable, Protocol):
     """
 
     def columns(self) -> PyTree:
-        """Returns the training rows: arrays or memory maps, with one row per example.
+        """Returns the training rows, one per example.
 
         If rows are not examples, or users hold several of them, it returns `samplers.UnitData`,
         made by `Contributions.of_users` or `UnitTree.data`, which names the protected unit.
@@ -108,10 +112,12 @@ class Task(Trainable, Protocol):
         then have a method `lacks(rows)`, which returns the reason why a range of rows, counted from
         0, cannot be read here ("" if all can); the run calls it before any step. Such a task needs
         a `digest`, equal in all processes.
+
+        The rows are arrays or memory maps.
         """
 
     def metrics(self, params: PyTree) -> Mapping[str, float]:
-        """Returns metrics on rows outside the training split, such as "test_auc".
+        """Returns metrics on rows that did not train.
 
         Names are "<split>_<name>". A value is NaN where it is undefined: the training diverged.
         """
@@ -130,7 +136,15 @@ METHODS = ("columns", "init", "loss", "metrics", "generated", "describe")
 
 
 def check_task(task: Any, name: str) -> None:
-    """Raises ValueError if an object lacks a method of `Task`."""
+    """Refuses an object that lacks a method of `Task`.
+
+    Args:
+      task: Object to check.
+      name: Name of the object in error messages.
+
+    Raises:
+      ValueError: if it is a class, or a method is missing.
+    """
     if isinstance(task, type):
         raise ValueError(f"{name} is a class, and no task: make one of it")
     if missing := [method for method in METHODS if not callable(getattr(task, method, None))]:
@@ -141,7 +155,12 @@ def check_task(task: Any, name: str) -> None:
 
 
 def settled(task: Any, request: RecommendationRequest) -> tuple[Any, dict[str, str]]:
-    """Returns a task with its open settings chosen, and the reasons."""
+    """Returns a task with its open settings chosen, and reasons.
+
+    Args:
+      task: Task, whose method `settle`, if any, chooses settings.
+      request: Number of rows and guarantee.
+    """
     settle = getattr(task, "settle", None)
     return settle(request) if callable(settle) else (task, {})
 
@@ -149,7 +168,7 @@ def settled(task: Any, request: RecommendationRequest) -> tuple[Any, dict[str, s
 def like_earlier(
     task: Any, name: str | None, record: Mapping[str, Any]
 ) -> tuple[Any, dict[str, str]]:
-    """Returns a task with open settings of an earlier task, and the reasons.
+    """Returns a task with open settings of an earlier one.
 
     Open settings are None; `data` and paths are not taken. A task with another name, or settings
     that do not fit, stays unchanged.
@@ -158,6 +177,8 @@ def like_earlier(
       task: Task of the new run.
       name: Name of the task, or None.
       record: `task_record` of the earlier task.
+
+    The second result gives the reason by setting.
     """
     own_settings, settings = _settings(task), record.get("settings", {})
     if own_settings is None or record.get("name") not in (name, task_record(task)["name"]):
@@ -180,7 +201,16 @@ def like_earlier(
 
 
 def with_settings(task: Any, values: Mapping[str, Any], where: str) -> Any:
-    """Returns a task with some settings replaced, or refuses them at `where`."""
+    """Returns a task with some settings replaced.
+
+    Args:
+      task: Task, a dataclass.
+      values: Settings by name, as JSON values.
+      where: Prefix of error messages.
+
+    Raises:
+      ValueError: if a setting is not allowed.
+    """
     own_settings, kind = _settings(task), type(task)
     if own_settings is None:  # some fields are no JSON values
         return dataclasses.replace(task, **values)
@@ -194,13 +224,18 @@ def exceptions_of(task: Any) -> tuple[str, ...]:
 
 
 def calibration_of(task: Any) -> Any:
-    """Returns the `calibration` of a task; None if it offers none."""
+    """Returns the `calibration` of a task, or None."""
     method = getattr(task, "calibration", None)
     return method() if callable(method) else None
 
 
 def refinement_of(task: Any, mechanism: Mechanism, kind: str | None) -> Refinement | None:
-    """Returns the calibration for the sums at a run's end, if there are any.
+    """Returns the calibration by the sums at a run's end.
+
+    Args:
+      task: Task of the run.
+      mechanism: Mechanism of the run; None is returned if it has no sums.
+      kind: `RunSpec.calibration`.
 
     Raises:
       ValueError: if the task offers none, or another than `kind`.
@@ -225,6 +260,9 @@ def find(name: str) -> Any:
 
     Raises:
       ValueError: if there is no such object, or its module cannot be imported.
+
+    >>> find("math:sqrt")(9.0)
+    3.0
     """
     module, colon, qualified = name.partition(":")
     if not (module and colon and qualified):
@@ -251,7 +289,17 @@ def find(name: str) -> Any:
 
 
 def made_of(kind: type, settings: Mapping[str, Any], name: str, where: str) -> Any:
-    """Returns a task of the class `kind`, or refuses its settings at `where`."""
+    """Returns a task of the class `kind`.
+
+    Args:
+      kind: Dataclass with the methods of `Task`.
+      settings: Fields by name, as JSON values.
+      name: Name of the class in error messages.
+      where: Prefix of error messages.
+
+    Raises:
+      ValueError: if the class is no dataclass or no task, or a setting is not allowed.
+    """
     if not dataclasses.is_dataclass(kind):
         raise ValueError(f"{where}: {name} is a class and no dataclass: name a task made of it")
     hints = field_types(kind)
@@ -272,10 +320,15 @@ def _is_path(kind: Any) -> bool:
 
 
 def task_record(task: Task, name: str | None = None) -> dict[str, Any]:
-    """Returns the record of a task for a run's configuration, as JSON values.
+    """Returns the record of a task for a configuration.
 
-    `name` is "module:name" of the task, as an object, or of its class; by default of its class, if
-    its settings are JSON values.
+    Args:
+      task: Task of the run.
+      name: "module:name" of the task, as an object, or of its class; by default of its class, if
+        its settings are JSON values.
+
+    Raises:
+      ValueError: if `describe()` returns no JSON values.
     """
     try:
         description = to_json(task.describe())
@@ -304,9 +357,16 @@ def _settings(task: Task) -> dict[str, Any] | None:
 def load(
     record: Any, where: str, *, kinds: Mapping[str, str] = {}, data: Path | None = None
 ) -> Any:
-    """Returns the task of a `task_record`, or refuses the record at `where`.
+    """Returns the task of a `task_record`.
 
-    `kinds` maps short names to "module:name"; `data` is the path of its rows, if they have moved.
+    Args:
+      record: Record of the task.
+      where: Prefix of error messages.
+      kinds: Short names of tasks, each standing for "module:name".
+      data: Path of the task's rows, if they have moved.
+
+    Raises:
+      ValueError: if the record is damaged, or its task cannot be found.
     """
     record = checked(record, dict[str, Any], f"{where}: task")
     name = checked(record.get("name"), str | None, f"{where}: task, name")
@@ -333,7 +393,7 @@ def load(
 
 
 def rows_of(task: Task) -> tuple[PyTree, Population]:
-    """Returns the training rows of a task, and their public population.
+    """Returns a task's training rows and their population.
 
     Raises:
       ValueError: if `columns` returns no rows, or arrays of different lengths.
@@ -353,9 +413,14 @@ def rows_of(task: Task) -> tuple[PyTree, Population]:
 
 
 def data_digest(task: Task, columns: PyTree, population: Population | None = None) -> str:
-    """Returns a digest of a task's training rows, as secret as the rows.
+    """Returns a digest of training rows, as secret as the rows.
 
     It is the task's `digest`, if it has one, or a hash of all arrays and of the tree of units.
+
+    Args:
+      task: Task that has the rows.
+      columns: Pytree of arrays with one row per example.
+      population: Population of the rows, whose tree of units is hashed.
     """
     if callable(digest := getattr(task, "digest", None)):
         return digest()
@@ -364,7 +429,15 @@ def data_digest(task: Task, columns: PyTree, population: Population | None = Non
 
 
 def arrays_digest(arrays: PyTree, prefix: str = "") -> str:
-    """Returns the SHA-256 of a prefix and of arrays with names, dtypes and shapes."""
+    """Returns the SHA-256 of arrays, names, dtypes and shapes.
+
+    >>> arrays_digest({"x": np.zeros(2)}) == arrays_digest({"x": np.zeros((2, 1))})
+    False
+
+    Args:
+      arrays: Pytree of arrays.
+      prefix: Text that is hashed first.
+    """
     import jax
 
     digest = hashlib.sha256(prefix.encode())

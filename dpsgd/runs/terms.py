@@ -47,7 +47,7 @@ class Terms:
 
     @classmethod
     def from_record(cls, body: Mapping[str, Any]) -> Terms:
-        """Returns the terms in a line of the ledger, made by `record`."""
+        """Returns the terms in a line of the ledger."""
         for name in body:
             if body[name] and (notice := removal_notice(name)):
                 raise ValueError(f"{name}: {notice}")
@@ -67,12 +67,25 @@ def segment_record(segment: Segment) -> dict[str, Any]:
 
 
 def segment_from_record(body: Mapping[str, Any], **more: Any) -> Segment:
-    """Returns the segment in a `segment_record`, with `more` of its fields."""
+    """Returns the segment in a `segment_record`.
+
+    Args:
+      body: Record of the segment.
+      **more: Fields of the segment that the record lacks.
+    """
     return Segment(mechanism_from_record(body), **fields_of(Segment, body, _OF_SEGMENT), **more)
 
 
 def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
-    """Returns the parts of a mechanism that its cost depends on, as JSON values."""
+    """Returns a mechanism's terms as JSON values.
+
+    They are all that its cost depends on.
+
+    >>> from samplers import Poisson
+    >>> mechanism = Mechanism(Poisson(1_000, batch_size=50), 1.0, l2_clip_norm=4.0)
+    >>> mechanism_record(mechanism)["noise_multiplier"]
+    1.0
+    """
     sampler, clip = mechanism.sampler, mechanism.l2_clip_norm
     return to_json(
         {
@@ -138,7 +151,7 @@ def segments_from_records(records: Any) -> tuple[Segment, ...]:
 
 
 def initial_record(initial: Initial) -> dict[str, Any]:
-    """Returns the trained model that a run starts from as JSON values."""
+    """Returns a run's initial model as JSON values."""
     segments = segment_records(initial.segments)
     return {"sha256": initial.sha256, "name": initial.name, "segments": segments}
 
@@ -215,7 +228,14 @@ class Selection:
         )
 
     def check_released(self, terms: Terms) -> None:
-        """Raises ValueError unless the terms of a released model are a candidate's."""
+        """Refuses a model that no candidate declares.
+
+        Args:
+          terms: Terms of the released model.
+
+        Raises:
+          ValueError: if they are not those of a candidate.
+        """
         if not any(is_trial_of(candidate, terms) for candidate in self.candidates):
             raise ValueError("what was released is none of the candidates that were declared")
 
@@ -231,5 +251,10 @@ class Selection:
 
 
 def is_trial_of(candidate: Terms, terms: Terms) -> bool:
-    """Returns True if a run was trained as a candidate declares."""
+    """Returns True if a run was trained as declared.
+
+    Args:
+      candidate: Declared terms.
+      terms: Terms of the run, which also name its trained parameters.
+    """
     return dataclasses.replace(terms, trained=()) == candidate

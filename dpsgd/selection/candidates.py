@@ -113,7 +113,11 @@ class Candidates:
         return data_digest(self.task, *self.rows)
 
     def request(self, secret: VaultSecret | None = None) -> dict[str, Any]:
-        """Returns digests of task, candidates and data, the latter blinded by a secret."""
+        """Returns digests of task, candidates and data.
+
+        Args:
+          secret: Secret that blinds the digest of the data; None to leave it as it is.
+        """
         grid = json.dumps([spec.record() for spec in self.specs], sort_keys=True)
         return {
             "task": config_digest({"task": self.record}),
@@ -232,7 +236,12 @@ class Candidates:
 
 
 def spec_of_trial(selection: Selection, number: int) -> RunSpec:
-    """Returns the run configuration of a declared candidate's trials."""
+    """Returns the settings of a declared candidate's trials.
+
+    Args:
+      selection: Declared selection.
+      number: Index of the candidate, from 0.
+    """
     return RunSpec.from_record(dict(selection.settings[number]), "the ledger", execute=True)
 
 

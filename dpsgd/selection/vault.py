@@ -39,7 +39,17 @@ class VaultSecret:
         return cls(os.urandom(32))
 
     def save(self, path: Path, selection: str) -> None:
-        """Writes the secret to a new file, with its selection's name and inode number."""
+        """Writes the secret to a new file.
+
+        The file also has its inode number, so that `load` refuses a copy.
+
+        Args:
+          path: File to create.
+          selection: Name of the selection: the hash of its ledger's first line.
+
+        Raises:
+          OSError: If the file exists or cannot be written.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with os.fdopen(os.open(path, flags, SECRET), "wb") as file:
             os.fchmod(file.fileno(), SECRET)
@@ -52,6 +62,10 @@ class VaultSecret:
     @classmethod
     def load(cls, path: Path, selection: str) -> VaultSecret:
         """Reads the secret of a selection.
+
+        Args:
+          path: File of the secret.
+          selection: Name of the selection: the hash of its ledger's first line.
 
         Raises:
           OSError: If it cannot be read.
@@ -77,14 +91,25 @@ class VaultSecret:
         return secret
 
     def stream(self, purpose: str, number: int) -> int:
-        """Returns 256 pseudorandom bits, independent for each purpose and number."""
+        """Returns 256 pseudorandom bits.
+
+        They are independent for each purpose and number.
+
+        Args:
+          purpose: Name of the numbers, such as "ties".
+          number: Index of the number.
+        """
         hash_options: Any = {"key": self._secret, "digest_size": 32, "person": b"dpsgd selection"}
         return int.from_bytes(
             hashlib.blake2b(f"{purpose} {number}".encode(), **hash_options).digest()
         )
 
     def blind(self, text: str) -> str:
-        """Returns a keyed digest, which shows nothing of `text` and is equal for equal texts."""
+        """Returns a keyed digest, which shows nothing of `text`.
+
+        >>> VaultSecret(bytes(32)).blind("rows") == VaultSecret(bytes(31) + b"1").blind("rows")
+        False
+        """
         return hashlib.blake2b(
             text.encode(), digest_size=16, key=self._secret, person=b"dpsgd blind"
         ).hexdigest()
@@ -170,7 +195,7 @@ class Vault:
         return self._trials / str(trial)
 
     def finish(self, score: float | None) -> None:
-        """Records the score of the next trial, and destroys all runs but the best."""
+        """Records the next trial's score, and destroys surplus runs."""
         self._append({"score": score if score is not None and math.isfinite(score) else None})
         self._take(score)
         self.clear()
