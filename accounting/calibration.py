@@ -145,15 +145,15 @@ def _smallest_noise(
 
     def rough(log_noise: float) -> float:
         profile = _simplified(privacy(math.exp(log_noise)), delta)
-        values[log_noise] = excess(_middle(about.of(profile)))
+        values[log_noise] = excess(_middle(about.ask(profile)))
         return values[log_noise]
 
     def upper(log_noise: float) -> float:
         profile = privacy(math.exp(log_noise))
-        return excess(question._replace(upper_only=True).of(profile).upper)
+        return excess(question._replace(upper_only=True).ask(profile).upper)
 
     def exact(log_noise: float) -> float:
-        return excess(question.of(privacy(math.exp(log_noise))).upper)
+        return excess(question.ask(privacy(math.exp(log_noise))).upper)
 
     low, high = falling_root(
         rough, 0.0, lambda x: _ROUGH,

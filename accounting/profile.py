@@ -201,13 +201,13 @@ class Question(NamedTuple):
     upper_only: bool = False
     """True if the lower end of the answer is not needed and may be 0."""
 
-    def of(self, profile: PrivacyProfile) -> Bound:
+    def ask(self, profile: PrivacyProfile) -> Bound:
         """Returns the profile's answer."""
-        ask = profile.delta if self.wanted == "delta" else profile.epsilon
-        inherited = getattr(ask, "__func__", None) in (Profile.delta, Profile.epsilon)
+        bound = profile.delta if self.wanted == "delta" else profile.epsilon
+        inherited = getattr(bound, "__func__", None) in (Profile.delta, Profile.epsilon)
         if isinstance(profile, Profile) and inherited:
             return profile.answer(self)
-        return ask(self.at, self.tolerance)
+        return bound(self.at, self.tolerance)
 
     def upper_end(self, curve: Curve, resolution: float = 1e-12, start: float = 1.0) -> float:
         """Returns the upper end of the answer of a profile that lies below a curve."""
@@ -278,12 +278,12 @@ class UpperEnd(Profile):
 
     def answer(self, question: Question) -> Bound:
         """Answers by both profiles."""
-        above = question.of(self.profile)
+        above = question.ask(self.profile)
         if question.upper_only:
             return replace(above, lower=0.0)
         least = Bound(0.0, 0.0, note="no lower end is proved")
         if self.below is not None:
-            least = question.of(self.below)
+            least = question.ask(self.below)
         notes = dict.fromkeys(note for note in (above.note, least.note) if note)
         confidence = above.confidence + least.confidence - 1.0
         return Bound(least.lower, above.upper, confidence, "; ".join(notes))

@@ -100,13 +100,13 @@ class Refused(ValueError):
 
     def __init__(self, place: Place, reason: str) -> None:
         self.place, self.reason = place, reason
-        super().__init__(f"{joined(place)} {reason}".lstrip())
+        super().__init__(f"{format_place(place)} {reason}".lstrip())
 
 
-def joined(place: Place) -> str:
+def format_place(place: Place) -> str:
     """Returns a place in words.
 
-    >>> joined(("grid", 0, "noise_multiplier"))
+    >>> format_place(("grid", 0, "noise_multiplier"))
     'grid[0].noise_multiplier'
     """
     words = (f"[{name}]" if isinstance(name, int) else f".{_line(str(name))}" for name in place)
@@ -182,7 +182,8 @@ def read(hint: Any, value: Any, place: Place = (), *, words: bool = False) -> An
                 return choice
         meant = near(value, map(str, arguments)) if isinstance(value, str) else ""
         raise Refused(
-            place, f"must be {described(hint)}, got {shown(value, words=words)}{_question(meant)}"
+            place,
+            f"must be {described(hint)}, got {format_value(value, words=words)}{_question(meant)}",
         )
     if origin in (list, tuple):
         return _read_items(hint, value, place, words)
@@ -195,7 +196,7 @@ def read(hint: Any, value: Any, place: Place = (), *, words: bool = False) -> An
             raise _wrong(hint, value, place, words)
         key, item = arguments
         return {
-            read(key, k, place, words=words): read(item, x, (*place, shown(k)), words=words)
+            read(key, k, place, words=words): read(item, x, (*place, format_value(k)), words=words)
             for k, x in value.items()
         }
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
@@ -212,7 +213,7 @@ def _question(meant: str) -> str:
 
 
 def _wrong(hint: Any, value: Any, place: Place, words: bool = False) -> Refused:
-    return Refused(place, f"must be {described(hint)}, got {shown(value, words=words)}")
+    return Refused(place, f"must be {described(hint)}, got {format_value(value, words=words)}")
 
 
 def _read_union(hint: Any, value: Any, place: Place, words: bool) -> Any:
@@ -226,7 +227,7 @@ def _read_union(hint: Any, value: Any, place: Place, words: bool) -> Any:
             _, colon, question = error.reason.partition(": did you mean")
             questions = questions or colon + question
     raise deeper or Refused(
-        place, f"must be {described(hint)}, got {shown(value, words=words)}{questions}"
+        place, f"must be {described(hint)}, got {format_value(value, words=words)}{questions}"
     )
 
 
@@ -304,7 +305,7 @@ def _either(choices: list[str]) -> str:
     return f"{', '.join(first_choices)} or {last}" if first_choices else last
 
 
-def shown(value: Any, *, words: bool = False) -> str:
+def format_value(value: Any, *, words: bool = False) -> str:
     """Returns a value on one short line; `words` of a command are not quoted."""
     plain = isinstance(value, str) and re.fullmatch(r"[!-~]{1,80}", value)
     if plain and (words or not _NUMBER.fullmatch(value)):
@@ -372,7 +373,9 @@ def build(kind: type[_T], values: Any, place: Place = (), *, words: bool = False
     attributes, hints, arguments = named(kind), field_types(kind), dict[str, Any]()
     for name, value in values.items():
         if name not in attributes:
-            raise Refused((*place, shown(name)), f"is unknown{near(shown(name), attributes)}")
+            raise Refused(
+                (*place, format_value(name)), f"is unknown{near(format_value(name), attributes)}"
+            )
         attribute = attributes[name]
         arguments[attribute] = read(hints[attribute], value, (*place, name), words=words)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # of a dataclass

@@ -65,7 +65,7 @@ class EnvelopeProfile(Profile):
 
     def answer(self, question: Question) -> Bound:
         """Answers by the largest of the profiles."""
-        return Bound.largest(question.of(profile) for profile in self.profiles)
+        return Bound.largest(question.ask(profile) for profile in self.profiles)
 
     def with_gaussian_release(self, noise_multiplier: float) -> EnvelopeProfile:
         """Returns the maximum of the profiles with a further Gaussian release."""
@@ -96,7 +96,7 @@ class ComposedProfile(Profile):
     profiles: tuple[PrivacyProfile, ...]
 
     @classmethod
-    def of(cls, profiles: Iterable[PrivacyProfile]) -> PrivacyProfile:
+    def from_profiles(cls, profiles: Iterable[PrivacyProfile]) -> PrivacyProfile:
         """Returns the only profile itself, or the composition of several."""
         several = tuple(profiles)
         return several[0] if len(several) == 1 else cls(several)
@@ -104,10 +104,10 @@ class ComposedProfile(Profile):
     def answer(self, question: Question) -> Bound:
         """Answers by equal shares."""
         share = question._replace(at=question.at / len(self.profiles) / _UP)  # rounded down
-        upper = _UP * math.fsum(proved(share.of(mechanism)).upper for mechanism in self.profiles)
+        upper = _UP * math.fsum(proved(share.ask(mechanism)).upper for mechanism in self.profiles)
         if question.wanted == "delta":
             upper = min(1.0, upper)
-        lower = Bound.largest(question.of(profile) for profile in self.profiles).lower
+        lower = Bound.largest(question.ask(profile) for profile in self.profiles).lower
         return Bound(lower, max(lower, upper), note=_NOTE_OF_PARTS)
 
     def with_gaussian_release(self, noise_multiplier: float) -> ComposedProfile:
@@ -267,7 +267,7 @@ class SelectionProfile(Profile):
         return Bound(single.lower, upper, note=_NOTE)
 
     def _trial(self, question: Question) -> Bound:
-        return proved(question.of(self.trial))
+        return proved(question.ask(self.trial))
 
     def _surcharge(self, tolerance: float) -> float:
         """Returns (eta + 1) e for about the smallest e that meets the condition T(e) <= e.

@@ -253,7 +253,7 @@ class BatchSampler(abc.ABC):
             entered = [sum(entered)]
         elif self.drawn_epoch(self.epochs - 1) != 0:  # epochs of several draws are not alike
             entered = [self.epochs] * len(entered)
-        upper = ComposedProfile.of(
+        upper = ComposedProfile.from_profiles(
             self.with_epochs(epochs).privacy(noise_multiplier) for epochs in entered
         )
         if [num_complete] == entered:

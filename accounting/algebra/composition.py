@@ -55,7 +55,7 @@ class UpperLoss:
     infinity: float = 0.0
 
     @classmethod
-    def of(cls, ratio: UpperRatio, direction: Direction) -> UpperLoss:
+    def from_ratio(cls, ratio: UpperRatio, direction: Direction) -> UpperLoss:
         """Reads H(P || Q) ('remove') or H(Q || P) ('add') off a likelihood ratio."""
         if direction == "remove":
             masses, base, infinity = ratio.p, ratio.log_values[0], ratio.infinity
@@ -91,7 +91,7 @@ class LowerLoss:
     shift: float = 0.0
 
     @classmethod
-    def of(cls, ratio: LowerRatio, direction: Direction) -> LowerLoss:
+    def from_ratio(cls, ratio: LowerRatio, direction: Direction) -> LowerLoss:
         """Reads H(P || Q) ('remove') or H(Q || P) ('add') off a likelihood ratio."""
         if direction == "remove":
             masses, partners, base = ratio.p, ratio.p * np.exp(-ratio.offset), ratio.grid[0]
@@ -289,7 +289,8 @@ def composed_upper(
     """
     _check_one_step(ratios)
     losses_by_direction = (
-        [(UpperLoss.of(law, direction), count) for law, count in ratios] for direction in DIRECTIONS
+        [(UpperLoss.from_ratio(law, direction), count) for law, count in ratios]
+        for direction in DIRECTIONS
     )
     remove, add = (
         compose_upper(losses, best_tilt(losses, point)) for losses in losses_by_direction
@@ -303,7 +304,8 @@ def composed_lower(
     """Returns lower bounds on the losses of releases; see `composed_upper`."""
     _check_one_step(ratios)
     losses_by_direction = (
-        [(LowerLoss.of(law, direction), count) for law, count in ratios] for direction in DIRECTIONS
+        [(LowerLoss.from_ratio(law, direction), count) for law, count in ratios]
+        for direction in DIRECTIONS
     )
     remove, add = (
         compose_lower(losses, best_tilt(losses, point)) for losses in losses_by_direction

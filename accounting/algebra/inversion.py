@@ -272,7 +272,7 @@ class Inverted(Profile):
         return self._epsilon(question.at, tilts)
 
     def _delta(self, epsilon: float, tilts: Tilts) -> tuple[float, float]:
-        tilt = tilts.at(epsilon)
+        tilt = tilts.for_loss(epsilon)
         # Between 0 and 1 there is no such bound, as o(v) is not small there.
         log_bound = 0.0 if 0.0 < tilt < 1.0 else log_ceiling(self.releases, epsilon, tilt)
         if log_bound < _LEAST_LOG:
@@ -298,7 +298,7 @@ class Inverted(Profile):
             answer = bound.upper if bound.upper < math.inf else 0.9 * start
             if abs((start - answer) * (tilt - 1.0)) <= 1.0:
                 break
-            start, tilt = answer, tilts.at(answer)
+            start, tilt = answer, tilts.for_loss(answer)
         epsilon = bound.lower
         if self._add_ceiling(epsilon, delta, tilts) <= delta:
             return bound
@@ -314,7 +314,7 @@ class Inverted(Profile):
                 return Inversion(self.releases, start, tilt, tilts, self.accuracy), start
             except NotInvertibleError:
                 start *= 0.6
-                tilt = tilts.at(start)
+                tilt = tilts.for_loss(start)
         return Inversion(self.releases, start, tilt, tilts, self.accuracy), start
 
     def _add_ceiling(self, epsilon: float, enough: float, tilts: Tilts) -> float:
@@ -347,7 +347,7 @@ class _Add:
     """H_epsilon(Q || P) = e^epsilon o(-epsilon), near one epsilon."""
 
     def __init__(self, releases: Releases, epsilon: float, tilts: Tilts, accuracy: float) -> None:
-        tilt = tilts.at(-epsilon)
+        tilt = tilts.for_loss(-epsilon)
         self.inversion = Inversion(releases, -epsilon, tilt, tilts, accuracy)
 
     def value(self, epsilon: float) -> tuple[float, float]:

@@ -128,7 +128,7 @@ class Average:
         log = np.log(moments * (1.0 + 1e-11) + self._beyond) + 0.5 * (angles * self._sigma) ** 2
         return self.tilt + self.bins * float(log.min()) - math.log(math.pi * y)
 
-    def put(self, excess: float) -> tuple[float, float]:
+    def bound_put(self, excess: float) -> tuple[float, float]:
         """Bounds E[(b - V)_+], b = 1 + `excess` below the window."""
         if not 1.0 + excess < 0.99 * self._window:
             raise NotInvertibleError("b is outside the window")
@@ -173,8 +173,8 @@ def average_delta(sigma: float, bins: int, epsilon: float) -> tuple[float, float
     bounds = [
         (factor * low - paid - slack, factor * high - paid + slack)
         for factor, paid, (low, high) in (
-            (1.0, above, average.put(above)),
-            (math.exp(epsilon), 0.0, average.put(below)),
+            (1.0, above, average.bound_put(above)),
+            (math.exp(epsilon), 0.0, average.bound_put(below)),
         )
         for slack in [8.0 * ROUNDING * factor * (1.0 + epsilon) * (abs(high) + above)]
     ]

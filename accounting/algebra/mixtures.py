@@ -35,7 +35,9 @@ class Mixture(NamedTuple):
     """Common standard deviation, > 0."""
 
     @classmethod
-    def of(cls, means: Sequence[float], weights: Sequence[float], scale: float) -> Mixture:
+    def from_weights(
+        cls, means: Sequence[float], weights: Sequence[float], scale: float
+    ) -> Mixture:
         """Returns the mixture without its components of weight 0."""
         positive = [i for i, weight in enumerate(weights) if weight > 0.0]
         return cls(

@@ -107,7 +107,7 @@ class Tilts:
             logs = np.maximum(total, 0.0) + np.log(-np.expm1(-np.abs(total)))
             return logs - np.log(np.abs(tilts * (tilts - 1.0)))
 
-    def at(self, loss: float) -> float:
+    def for_loss(self, loss: float) -> float:
         """Returns the tilt at which o(`loss`) is computed best: the saddle point of its transform.
 
         Above 1 for a large `loss`, below 0 for one far below 0, and between them near 0. The poles

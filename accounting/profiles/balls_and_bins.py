@@ -119,9 +119,9 @@ class AssignmentsProfile(WithRelease):
     def answer(self, question: Question) -> Bound:
         """Answers by closed forms, by inverting a transform, and by grids where these are wide."""
         if (steps := self._steps()) is not None:
-            return question.of(steps)
+            return question.ask(steps)
         if all(assignment[0][1] == len(assignment) == 1 for assignment, _ in self.assignments):
-            return question.of(self._known())
+            return question.ask(self._known_order())
         bound = Bound(question.lower_end(self.little_noise), self._ceiling(question))
         if question.wanted == "delta" and bound.width > question.width(bound):
             bound = bound.intersection(self._inverted(question.at, bound))
@@ -154,9 +154,9 @@ class AssignmentsProfile(WithRelease):
         fewest = min(sum(bins for _, bins in assignment) for assignment, _ in self.assignments)
         sigma, draws = self.noise_multiplier / math.sqrt(most), sum(n for _, n in self.assignments)
         largest = LargestRelease(sigma, fewest, draws, self.release)
-        return min(question.of(self._known()).upper, question.of(largest).upper)
+        return min(question.ask(self._known_order()).upper, question.ask(largest).upper)
 
-    def _known(self) -> GaussianProfile:
+    def _known_order(self) -> GaussianProfile:
         """Returns the profile of an example that is known to be in a most released bin."""
         times = sum(max(assignment)[0] * count for assignment, count in self.assignments)
         return known_order(self.noise_multiplier, times, self.release)
@@ -169,7 +169,9 @@ class AssignmentsProfile(WithRelease):
             shift += count * log_bins
             log_share += count * (math.log(max(assignment)[1]) - log_bins)
         loss = (epsilon + shift) * (1.0 + _UP)
-        return math.exp(log_share * (1.0 + _UP)) * self._known().delta(loss).lower * (1.0 - _UP)
+        return (
+            math.exp(log_share * (1.0 + _UP)) * self._known_order().delta(loss).lower * (1.0 - _UP)
+        )
 
 
 def bins_profile(

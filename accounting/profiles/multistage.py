@@ -198,8 +198,8 @@ class MultistageProfile(RepeatedProfile):
                 means.append(shift)
             zeroed = 0.0 if self.clips_leaves else -1.0
             yield (
-                Mixture.of([*means, 1.0], weights, self.noise_multiplier),
-                Mixture.of([*means, zeroed], weights, self.noise_multiplier),
+                Mixture.from_weights([*means, 1.0], weights, self.noise_multiplier),
+                Mixture.from_weights([*means, zeroed], weights, self.noise_multiplier),
             )
 
     def _own(self) -> float:

@@ -62,7 +62,7 @@ class PoissonProfile(WithRelease):
     def answer(self, question: Question) -> Bound:
         """Answers by inversion, and by grids where that is not sharp enough."""
         # Without sampling: it is q = 1, and an upper bound for every q.
-        bound = question.of(known_order(self.noise_multiplier, self.steps, self.release))
+        bound = question.ask(known_order(self.noise_multiplier, self.steps, self.release))
         if self.sampling_prob == 1.0:
             return bound
         if self.steps == 1 and self.release == math.inf:
@@ -72,7 +72,7 @@ class PoissonProfile(WithRelease):
         loss = 0.5 / min(self.noise_multiplier, self.release) ** 2
         for accuracy in ACCURACIES if loss <= _LARGEST_LOSS else ():
             try:
-                bound = bound.intersection(question.of(Inverted(releases, accuracy)))
+                bound = bound.intersection(question.ask(Inverted(releases, accuracy)))
             except NotInvertibleError:
                 break
             # Digits beyond the tolerance cost next to nothing here.

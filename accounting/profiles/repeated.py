@@ -181,8 +181,8 @@ class RepeatedProfile(WithRelease, abc.ABC):
         Or by 1e-4 of an epsilon above 10.
         """
         if simpler := self.simpler():
-            return question.of(self._beside(simpler))
-        within = Bound(0.0, question.of(self._beside(self.ceiling())).upper)
+            return question.ask(self._beside(simpler))
+        within = Bound(0.0, question.ask(self._beside(self.ceiling())).upper)
         return refine(self._grids(), question, within, 0.1 * question.tolerance)
 
     def _grids(self) -> RepeatedGrids:

@@ -68,7 +68,7 @@ class ShuffleProfile(WithRelease):
 
     def answer(self, question: Question) -> Bound:
         """Answers by closed forms, and by lower bounds on grids where these are wide."""
-        known_order_bound = question.of(
+        known_order_bound = question.ask(
             known_order(self.noise_multiplier, self.epochs, self.release)
         )
         if self.steps_per_epoch == 1 or question.upper_only:
@@ -92,7 +92,7 @@ class ShuffleProfile(WithRelease):
             bins = BallsAndBinsProfile(
                 self.noise_multiplier, self.steps_per_epoch, self.epochs, self.order, self.release
             )
-            lower = max(question.of(bins).lower, proved(self._event_delta(question)))
+            lower = max(question.ask(bins).lower, proved(self._event_delta(question)))
             bound = bound.intersection(Bound(lower, math.inf))
         return replace(bound, note=_UNKNOWN) if wide(bound) else bound
 

@@ -58,7 +58,7 @@ class Flagged(NamedTuple):
         for tolerance in _SHARPER:
             if charged > negligible:
                 question = Question("delta", epsilon, tolerance, upper_only=True)
-                charged = weight * question.of(self.profile).upper
+                charged = weight * question.ask(self.profile).upper
         return charged
 
 
@@ -120,7 +120,7 @@ class Case(NamedTuple):
             if not charge <= charged <= charge + _FEW * delta:
                 charged, unspent = charge, (delta - charge) * (1.0 - _UP)
                 needed = (
-                    question._replace(at=unspent).of(self.profile).upper
+                    question._replace(at=unspent).ask(self.profile).upper
                     if unspent > 0
                     else math.inf
                 )
@@ -183,10 +183,10 @@ class TruncatedProfile(Profile):
         return dataclasses.replace(bound, note=_NOTE) if wide else bound
 
     def _delta(self, question: Question) -> Bound:
-        inner = question.of(self.profile)
+        inner = question.ask(self.profile)
         least = inner.upper if question.upper_only else inner.lower
         case = self._case(least)
-        upper = inner.upper if case.profile == self.profile else question.of(case.profile).upper
+        upper = inner.upper if case.profile == self.profile else question.ask(case.profile).upper
         upper = min(1.0, _above(upper + case.charge(question.at, least)))
         if question.upper_only:
             return Bound.resting_on(inner, 0.0, upper)
@@ -194,7 +194,7 @@ class TruncatedProfile(Profile):
         lower = _below((inner.lower - math.expm1(min(shift, 1.0))) * (1.0 - 1e-15) - moved)
         if _MARGIN * inner.lower < shift < math.inf:
             # A smaller epsilon would have a larger delta: the sum is rounded up.
-            below = question._replace(at=_above(question.at + shift)).of(self.profile)
+            below = question._replace(at=_above(question.at + shift)).ask(self.profile)
             lower = max(lower, _below(below.lower * math.exp(-shift) * (1.0 - 1e-15) - moved))
         lower = max(0.0, lower)
         return Bound.resting_on(inner, lower, max(lower, upper))
@@ -209,7 +209,7 @@ class TruncatedProfile(Profile):
         delta, tolerance = question.at, share * question.tolerance
         question, case = question._replace(tolerance=tolerance), self._case(delta)
         if question.upper_only:
-            inner = question.of(self.profile)
+            inner = question.ask(self.profile)
             return Bound.resting_on(inner, 0.0, case.upper_epsilon(question, 0.98 * inner.upper))
         below = self.profile.epsilon(min((1.0 + _MARGIN) * delta, _BELOW_ONE), tolerance)
         upper = case.upper_epsilon(question, below.lower)

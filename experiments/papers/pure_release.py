@@ -40,7 +40,7 @@ class WithPureReleaseProfile(Profile):
 
     def answer(self, question: Question) -> Bound:
         """Answers by the mechanism's profile at two other epsilons, or by the sum of both."""
-        inner = question.of(self.profile)
+        inner = question.ask(self.profile)
         note = (inner.note or _NOTE) if self.pure_epsilon else inner.note
         if question.wanted == "epsilon":
             return Bound.resting_on(inner, inner.lower, inner.upper + self.pure_epsilon, note)

@@ -55,7 +55,7 @@ def test_a_coarse_sum_s_interval_holds_the_sharp_value(sigma, rate, count, loss)
     """Aliases, the sum's end and the rule's error are large at these accuracies."""
     releases = Releases(sigma, rate, count)
     tilts = Tilts(releases)
-    tilt = tilts.at(loss)
+    tilt = tilts.for_loss(loss)
     low, high = Inversion(releases, loss, tilt, tilts, 37.0).value(loss)
     assert high - low <= 1e-9 * high
     for accuracy in (2.0, 4.0, 7.0, 12.0):
@@ -77,7 +77,7 @@ def test_what_a_sum_leaves_out_at_its_end_is_bounded_and_counted(
 ):
     releases = Releases(sigma, rate, count)
     tilts = Tilts(releases)
-    sums = Inversion(releases, loss, tilts.at(loss), tilts, accuracy)
+    sums = Inversion(releases, loss, tilts.for_loss(loss), tilts, accuracy)
     z = sums._z[-1] + 1j * sums._step * np.arange(1, 4 * sums._z.size)
     power = np.exp(count * sums._line.log_moment(z)[0])
     if sums._deviation:
@@ -136,9 +136,9 @@ def test_a_line_gives_values_on_the_other_side_of_0(loss):
     assert not sums._deviation
     for other in (-0.2 * loss, -0.02 * loss):
         low, high = sums.value(other)
-        sharp_low, sharp_high = Inversion(releases, other, tilts.at(other), tilts, 37.0).value(
-            other
-        )
+        sharp_low, sharp_high = Inversion(
+            releases, other, tilts.for_loss(other), tilts, 37.0
+        ).value(other)
         assert low <= sharp_high
         assert sharp_low <= high <= low * (1.0 + 1e-6)
 
@@ -186,4 +186,4 @@ def test_a_line_whose_results_underflow_is_refused():
     releases = Releases(1.0, 0.01, 1000)
     tilts = Tilts(releases)
     with pytest.raises(NotInvertibleError, match="range of floats"):
-        Inversion(releases, 130.0, tilts.at(130.0), tilts, 37.0)
+        Inversion(releases, 130.0, tilts.for_loss(130.0), tilts, 37.0)

@@ -197,7 +197,7 @@ def test_counts_are_integers_of_any_type(name):
 def test_wide_bounds_have_a_note_and_ends_are_floats(name):
     profile = PROFILES[name][0](1.0)
     for question in (Question("epsilon", DELTA), Question("delta", 0.0), Question("delta", 1.0)):
-        bound = question.of(profile)
+        bound = question.ask(profile)
         assert bound.note or bound.width <= question.width(bound)
         assert {type(bound.lower), type(bound.upper), type(bound.confidence)} == {float}
 
