@@ -22,10 +22,16 @@ _STEEPEST = 12.0
 
 
 def log_normal_cells(edges: Array, mean: float = 0.0, scale: float = 1.0) -> Array:
-    """Log of the mass that N(`mean`, `scale`^2) has between successive `edges`, ascending.
+    """Returns the log of a normal law's mass in each cell.
 
     Narrow cells are integrated by quadrature, of wide ones the tails are subtracted: no digits
     cancel. The relative error of the masses of these very `edges` is bounded by `normal_drift`.
+
+    Args:
+      edges: Ends of the cells, ascending, which may begin at -inf and end at inf: float64[cells +
+        1].
+      mean: Mean of the law.
+      scale: Standard deviation of the law, > 0.
     """
     lows, highs = edges[:-1], edges[1:]
     with np.errstate(invalid="ignore"):
@@ -59,7 +65,15 @@ def _mean_density(middle: Array, width: Array) -> Array:
 
 
 def normal_drift(edges: Array, mean: float = 0.0, scale: float = 1.0) -> Array:
-    """Bounds the relative error of each of `log_normal_cells`, of masses of at least 1e-305."""
+    """Bounds the relative error of each mass of `log_normal_cells`.
+
+    The bound holds for masses of at least 1e-305.
+
+    Args:
+      edges: Ends of the cells, ascending: float64[cells + 1].
+      mean: Mean of the normal law.
+      scale: Standard deviation of the normal law, > 0.
+    """
     nearest = np.clip((edges - mean) / scale, -38.0, 38.0)
     far = np.where(np.isfinite(edges), np.abs(edges) + abs(mean), 0.0) / scale
     distance = np.maximum(np.abs(nearest[:-1]), np.abs(nearest[1:]))
@@ -72,14 +86,16 @@ def normal_drift(edges: Array, mean: float = 0.0, scale: float = 1.0) -> Array:
 def log_tilted_means(
     edges: Array, log_masses: Array, log_tilted: Array, deviation: float
 ) -> tuple[Array, Array]:
-    """Returns log E[e^Y | cell] of Y ~ N(-d^2/2, d^2), d = `deviation`, and bounds on its errors.
+    """Returns log E[e^Y | cell] of a normal Y, and its errors.
+
+    Y ~ N(-d^2/2, d^2), d = `deviation`; the errors are bounds.
 
     Empty cells have mean 1.
 
     Args:
-      edges: Of the cells, in y, ascending: float64[cells + 1].
-      log_masses: Of Y: float64[cells].
-      log_tilted: Of N(d^2/2, d^2), whose density is e^y times Y's: float64[cells].
+      edges: Ends of the cells in y, ascending: float64[cells + 1].
+      log_masses: Log of the mass of Y in each cell: float64[cells].
+      log_tilted: Log of the mass of N(d^2/2, d^2), whose density is e^y times Y's: float64[cells].
       deviation: d > 0.
     """
     half = 0.5 * deviation**2
@@ -98,7 +114,12 @@ def log_tilted_means(
 
 
 def up_weight(above: Array, step: float) -> Array:
-    """Share that goes to the upper of two grid points, of a value `above` the lower's in log."""
+    """Returns the share that goes to a value's upper grid point.
+
+    Args:
+      above: Distance of the value from the lower grid point, in log: float64[values].
+      step: Grid step in log.
+    """
     return np.clip(np.expm1(above) / math.expm1(step), 0.0, 1.0)
 
 
@@ -107,10 +128,16 @@ SMALLEST = 2.3e-308
 
 
 def log_mean_above(first: int, step: float, p: Array, q: Array) -> Array:
-    """Returns the distance of each cell's mean from its grid point, in log X: float64[cells].
+    """Returns each cell mean's distance from its grid point, in log X.
 
     Cell k has the grid point e^{(first + k) step}. Without P-mass it is -inf, else without Q-mass
     inf. Subnormal masses, which have few digits, count as none.
+
+    Args:
+      first: Index of the grid point of cell 0.
+      step: Grid step in log X.
+      p: P-mass of each cell: float64[cells].
+      q: Q-mass of each cell: float64[cells].
     """
     log_grid = (first + np.arange(q.size)) * step
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -132,7 +159,7 @@ class Spread(NamedTuple):
 
 
 def spread(step: float, p: Array, q: Array, above: Array, *, bounded: bool = True) -> Spread:
-    """Splits cells of P-mass `p` and Q-mass `q` between the grid points that end them.
+    """Splits the cells of X between the grid points around them.
 
     Cell k is [e^{k step}, e^{(k + 1) step}) in X, up to a common factor. The last one never ends:
     what its mean exceeds its grid point by goes to infinity. Unless `bounded`, the first one begins
@@ -141,9 +168,9 @@ def spread(step: float, p: Array, q: Array, above: Array, *, bounded: bool = Tru
 
     Args:
       step: Grid step in log X.
-      p: float64[cells].
-      q: float64[cells].
-      above: As `log_mean_above` gives it: float64[cells].
+      p: P-mass of each cell: float64[cells].
+      q: Q-mass of each cell: float64[cells].
+      above: Distance of each cell's mean from its grid point, see `log_mean_above`: float64[cells].
       bounded: True if the first cell begins at its grid point.
     """
     unknown = ~np.isfinite(above)
@@ -169,12 +196,18 @@ def spread(step: float, p: Array, q: Array, above: Array, *, bounded: bool = Tru
 
 
 def gaussian_delta(sigma: float, epsilon: float) -> tuple[float, float]:
-    r"""Returns H_epsilon(N(1, s^2) || N(0, s^2)), s = `sigma`, and a bound on its rounding error.
+    r"""Returns a Gaussian release's delta, and its rounding error.
+
+    The delta is H_epsilon(N(1, s^2) || N(0, s^2)), s = `sigma`; the error is a bound.
 
     .. math:: \Phi(a) - e^\epsilon \Phi(b), \quad
         a = \frac{1}{2s} - s\epsilon, \quad b = -\frac{1}{2s} - s\epsilon
 
     As phi(b) = e^-epsilon phi(a), it is phi(a) (m(a) - m(b)), m = Phi / phi, to all digits.
+
+    Args:
+      sigma: s > 0, noise multiplier.
+      epsilon: Epsilon at which delta is computed.
     """
     a = 0.5 / sigma - sigma * epsilon
     b = -0.5 / sigma - sigma * epsilon

@@ -56,7 +56,12 @@ class UpperLoss:
 
     @classmethod
     def from_ratio(cls, ratio: UpperRatio, direction: Direction) -> UpperLoss:
-        """Reads H(P || Q) ('remove') or H(Q || P) ('add') off a likelihood ratio."""
+        """Returns the loss law of one direction of a likelihood ratio.
+
+        Args:
+          ratio: Law of X = P/Q, bounded from above.
+          direction: 'remove' for H(P || Q), 'add' for H(Q || P).
+        """
         if direction == "remove":
             masses, base, infinity = ratio.p, ratio.log_values[0], ratio.infinity
         else:
@@ -64,7 +69,10 @@ class UpperLoss:
         return cls(ratio.step, float(base), masses, ratio.drift, ratio.shift, infinity)
 
     def log_moment(self) -> LogMoment:
-        """Returns about log E[e^{tilt loss}], from some thousands of atoms: to choose a tilt by."""
+        """Returns about log E[e^{tilt loss}], to choose a tilt by.
+
+        Some thousands of blocks of atoms stand for all of them.
+        """
         starts = _blocks(self.masses)
         loss, mass = self.base + starts * self.step, np.add.reduceat(self.masses, starts)
         return lambda tilt: _log_mean(loss, mass, tilt)
@@ -92,7 +100,12 @@ class LowerLoss:
 
     @classmethod
     def from_ratio(cls, ratio: LowerRatio, direction: Direction) -> LowerLoss:
-        """Reads H(P || Q) ('remove') or H(Q || P) ('add') off a likelihood ratio."""
+        """Returns the loss law of one direction of a likelihood ratio.
+
+        Args:
+          ratio: Law of X = P/Q, bounded from below.
+          direction: 'remove' for H(P || Q), 'add' for H(Q || P).
+        """
         if direction == "remove":
             masses, partners, base = ratio.p, ratio.p * np.exp(-ratio.offset), ratio.grid[0]
         else:
@@ -101,7 +114,7 @@ class LowerLoss:
         return cls(ratio.step, float(base), masses, partners, ratio.drift, ratio.shift)
 
     def centred(self, tilt: float) -> LowerLoss:
-        """Returns the same law with offsets that have mean 0 under the tilted masses.
+        """Returns the law with tilted offsets of mean 0.
 
         So the sum of many indices is where the sum of the losses is.
         """
@@ -116,7 +129,10 @@ class LowerLoss:
         )
 
     def log_moment(self) -> LogMoment:
-        """Returns about log E[e^{tilt loss}], from some thousands of atoms: to choose a tilt by."""
+        """Returns about log E[e^{tilt loss}], to choose a tilt by.
+
+        Some thousands of blocks of atoms stand for all of them.
+        """
         starts = _blocks(self.masses)
         loss, mass = self.base + starts * self.step, np.add.reduceat(self.masses, starts)
         offset = np.add.reduceat(self.masses * self._offsets(), starts) / np.maximum(mass, 1e-300)
@@ -135,7 +151,11 @@ LowerParts = Sequence[tuple[LowerLoss, int]]
 
 
 def compose_upper(parts: UpperParts, tilt: float) -> ComposedUpper:
-    """Returns an upper bound on the loss of independent releases, computed at one `tilt`.
+    """Bounds the loss of independent releases from above.
+
+    Args:
+      parts: Each loss law, on grids of one step, and the number of releases that have it.
+      tilt: Exponent t > 0 of the tilt e^{t loss} under which the FFT is computed.
 
     Raises:
       GridError: If the composition's grid would have more than LARGEST points.
@@ -156,7 +176,11 @@ def compose_upper(parts: UpperParts, tilt: float) -> ComposedUpper:
 
 
 def compose_lower(parts: LowerParts, tilt: float) -> ComposedLower:
-    """Returns a lower bound on the loss of independent releases, computed at one `tilt`.
+    """Bounds the loss of independent releases from below.
+
+    Args:
+      parts: Each loss law, on grids of one step, and the number of releases that have it.
+      tilt: Exponent t > 0 of the tilt e^{t loss} under which the FFT is computed.
 
     Raises:
       GridError: If the composition's grid would have more than LARGEST points.
@@ -207,7 +231,14 @@ def _blocks(masses: Array) -> NDArray[np.int64]:
 
 
 def best_tilt(parts: UpperParts | LowerParts, point: Point) -> float:
-    """Returns the tilt t > 0 at which Chernoff's bound is least: on delta, or on epsilon."""
+    """Returns the tilt t > 0 at which Chernoff's bound is least.
+
+    The bound is on delta where the point has an epsilon, and on epsilon elsewhere.
+
+    Args:
+      parts: Each loss law, and the number of releases that have it.
+      point: Point at which the composition is to be sharp.
+    """
     log_moments = [(law.log_moment(), count) for law, count in parts]
 
     def bound(log_tilt: float) -> float:
@@ -278,11 +309,11 @@ DIRECTIONS: tuple[Direction, ...] = "remove", "add"
 def composed_upper(
     ratios: Sequence[tuple[UpperRatio, int]], point: Point
 ) -> tuple[ComposedUpper, ComposedUpper]:
-    """Returns upper bounds on the losses of releases, in both directions, sharp near `point`.
+    """Bounds the losses of releases from above, in both directions.
 
     Args:
       ratios: Each law, on grids of one step, and the number of releases that have it.
-      point: Where the result is to be sharp.
+      point: Point at which the result is to be sharp.
 
     Raises:
       GridError: If the composition's grid would have more than LARGEST points.
@@ -301,7 +332,12 @@ def composed_upper(
 def composed_lower(
     ratios: Sequence[tuple[LowerRatio, int]], point: Point
 ) -> tuple[ComposedLower, ComposedLower]:
-    """Returns lower bounds on the losses of releases; see `composed_upper`."""
+    """Bounds the losses of releases from below, in both directions.
+
+    Args:
+      ratios: Each law, on grids of one step, and the number of releases that have it.
+      point: Point at which the result is to be sharp.
+    """
     _check_one_step(ratios)
     losses_by_direction = (
         [(LowerLoss.from_ratio(law, direction), count) for law, count in ratios]
@@ -337,7 +373,7 @@ class Composed(abc.ABC):
     shift: float
 
     def floor(self, epsilon: float) -> float:
-        """Returns how much the FFT's certified error may contribute to delta at `epsilon`."""
+        """Returns the FFT's certified error in delta at `epsilon`."""
         above = self.loss > epsilon
         return float(np.dot(self.errors[above], -np.expm1(epsilon - self.loss[above])))
 

@@ -167,7 +167,12 @@ class Inversion:
         return weights * terms / kernel, weights * errors / np.abs(kernel)
 
     def value(self, loss: float, log_factor: float = 0.0) -> tuple[float, float]:
-        """Returns a lower and an upper bound on e^`log_factor` o(`loss`)."""
+        """Bounds e^`log_factor` o(`loss`) from below and above.
+
+        Args:
+          loss: Loss v at which o is computed, near the one that the line was laid for.
+          log_factor: Log of a factor of both bounds.
+        """
         c, window = self.tilt, self._window
         moved = loss - self.loss
         ceiling = min(1.0, math.exp(min(loss, 0.0) + log_factor) * (1.0 + 1e-12) + _SMALLEST)
@@ -245,9 +250,16 @@ def _log_normal_value(loss: float, deviation: float, log_factor: float) -> tuple
 
 
 def log_ceiling(releases: Releases, loss: float, tilt: float) -> float:
-    """Returns the log of Chernoff's bound k(c) M(c)^T e^{-(c - 1) loss} on o(`loss`).
+    """Returns the log of Chernoff's bound on o(`loss`).
+
+    That is k(c) M(c)^T e^{-(c - 1) loss}, for a tilt c > 1 or c < 0.
 
     For a tilt c > 1 or c < 0.
+
+    Args:
+      releases: The T releases, of moment M each.
+      loss: Loss at which o is bounded.
+      tilt: c.
     """
     size, power = _log_size(releases, tilt), (tilt - 1.0) * loss
     return size - power + 4.0 * ROUNDING * (abs(size) + abs(power))

@@ -129,7 +129,10 @@ class Average:
         return self.tilt + self.bins * float(log.min()) - math.log(math.pi * y)
 
     def bound_put(self, excess: float) -> tuple[float, float]:
-        """Bounds E[(b - V)_+], b = 1 + `excess` below the window."""
+        """Bounds E[(b - V)_+] for b = 1 + `excess`.
+
+        b is below the window.
+        """
         if not 1.0 + excess < 0.99 * self._window:
             raise NotInvertibleError("b is outside the window")
         lost = np.isinf(self._error)
@@ -156,12 +159,12 @@ def _average(sigma: float, bins: int, window: float) -> Average:
 
 
 def average_delta(sigma: float, bins: int, epsilon: float) -> tuple[float, float]:
-    """Bounds one epoch's delta at `epsilon` >= 0, the larger of both directions'.
+    """Bounds the larger of both directions' delta of one epoch.
 
     Args:
-      sigma: The noise multiplier.
-      bins: T >= 2.
-      epsilon: Where.
+      sigma: Noise multiplier.
+      bins: T >= 2, number of bins.
+      epsilon: Epsilon >= 0 at which delta is bounded.
 
     Raises:
       NotInvertibleError: If the sum would have too many terms, or `epsilon` is too large for it.

@@ -77,10 +77,15 @@ class LikelihoodRatio(abc.ABC):
     def gaussian(
         cls: type[Ratio], noise_multiplier: float, step: float, tail: float = TAIL
     ) -> Ratio:
-        """Discretises the ratio of one Gaussian release with sensitivity 1.
+        """Returns the discretised ratio of one Gaussian release.
 
         X = exp(Y) with Y ~ N(-1/(2 s^2), 1/s^2) under Q and N(+1/(2 s^2), 1/s^2) under P, where
         s = `noise_multiplier`.
+
+        Args:
+          noise_multiplier: s, at sensitivity 1.
+          step: Grid step in log X.
+          tail: Largest mass of the values of Y beyond either end of the grid.
         """
         return cls.subsampled_gaussian(noise_multiplier, 1.0, step, tail)
 
@@ -92,7 +97,9 @@ class LikelihoodRatio(abc.ABC):
         step: float,
         tail: float = TAIL,
     ) -> Ratio:
-        """Discretises X = (1 - q) + q exp(Y), one step of Poisson sampling.
+        """Returns the discretised ratio of one step of Poisson sampling.
+
+        X = (1 - q) + q exp(Y).
 
         Args:
           noise_multiplier: s of the law of Y, see `gaussian`.
@@ -112,7 +119,7 @@ class LikelihoodRatio(abc.ABC):
     def from_masses(
         cls: type[Ratio], p: Array, q: Array, step: float, drift: float = 8.0 * ROUNDING
     ) -> Ratio:
-        """Returns the law of dP/dQ of two discrete laws on one set of outcomes.
+        """Returns the law of dP/dQ of two discrete laws.
 
         Args:
           p: Mass of each outcome under P, >= 0, float64[outcomes].
@@ -123,7 +130,9 @@ class LikelihoodRatio(abc.ABC):
 
     @abc.abstractmethod
     def product(self: Ratio, other: Ratio) -> Ratio:
-        """Returns X Y of independent X, Y on grids of one step: the composition of two releases.
+        """Returns X Y of independent X, Y: two releases, composed.
+
+        Both have grids of one step.
 
         A direct convolution over the indices, not by FFT, so that tails keep their relative
         accuracy.
@@ -134,7 +143,9 @@ class LikelihoodRatio(abc.ABC):
 
     @abc.abstractmethod
     def mean_with(self: Ratio, count: int, other: Ratio, others: int) -> Ratio:
-        """Returns (count X + others Y) / (count + others) of independent X and Y.
+        """Returns the weighted mean of independent X and Y.
+
+        It is (count X + others Y) / (count + others).
 
         Args:
           count: Weight of X, this law's.
@@ -144,7 +155,9 @@ class LikelihoodRatio(abc.ABC):
 
     @abc.abstractmethod
     def diluted(self: Ratio, count: int, others: int, step: float) -> Ratio:
-        """Returns (count X + others) / (count + others), on another grid.
+        """Returns the weighted mean of X and 1, on another grid.
+
+        It is (count X + others) / (count + others).
 
         Args:
           count: Weight of X, >= 1.
@@ -154,7 +167,10 @@ class LikelihoodRatio(abc.ABC):
 
     @abc.abstractmethod
     def trim(self: Ratio) -> Ratio:
-        """Cuts off tails of mass <= `tail` (of Q below, of P above), keeping the bound."""
+        """Cuts off tails of mass <= `tail`, keeping the bound.
+
+        The tail below is counted under Q, the tail above under P.
+        """
 
     @abc.abstractmethod
     def coarsened(self: Ratio) -> Ratio:
@@ -173,7 +189,7 @@ class LikelihoodRatio(abc.ABC):
         return max(self.remove(epsilon), self.add(epsilon))
 
     def averages(self: Ratio, counts: Sequence[int], steps: Sequence[float]) -> list[Ratio]:
-        """Returns (X_1 + ... + X_k)/k of independent copies for several counts k.
+        """Returns the average of k independent copies, for several k.
 
         Args:
           counts: Numbers k of copies, each >= 1.
@@ -199,7 +215,9 @@ class LikelihoodRatio(abc.ABC):
         return [total[0] for total in totals if total is not None]
 
     def average(self: Ratio, count: int, steps: Sequence[float] | None = None) -> Ratio:
-        """Returns (X_1 + ... + X_count)/count of independent copies: one of `count` at random.
+        """Returns the average of `count` independent copies of X.
+
+        It is the ratio of one release at random among `count`.
 
         Args:
           count: Number of copies, >= 1.
@@ -227,7 +245,10 @@ class LikelihoodRatio(abc.ABC):
                 total = total.coarsened() if total is not None else None
 
     def refined(self: Ratio, factor: int) -> Ratio:
-        """Returns the same atoms on a grid `factor` times finer: exact."""
+        """Returns the same atoms on a finer grid, exactly.
+
+        The grid is `factor` times finer.
+        """
         if factor == 1:
             return self
         q, p = (_spaced(x, factor) for x in (self.q, self.p))
@@ -242,23 +263,35 @@ class LikelihoodRatio(abc.ABC):
             )
 
     def kept_range(self) -> tuple[int, int]:
-        """Returns the first and the last atom inside tails of mass <= `tail`."""
+        """Returns the first and last atom between the tails.
+
+        Each tail has a mass of at most `tail`.
+        """
         below = int(np.searchsorted(np.cumsum(self.q), self.tail))
         above = self.p.size - 1 - int(np.searchsorted(np.cumsum(self.p[::-1]), self.tail))
         below = min(below, self.q.size - 1)
         return below, max(above, below)
 
     def few(self) -> NDArray[np.bool_]:
-        """Returns which atoms have a mass under FLUSH, and above 0: bool[atoms]."""
+        """Returns which atoms have a positive mass under FLUSH.
+
+        bool[atoms].
+        """
         few = np.where(self.grid < 0.0, self.q, self.p) < FLUSH
         return few & ((self.q > 0.0) | (self.p > 0.0))
 
     def value_error(self) -> float:
-        """Returns a bound on the error of each log X, rounding of `log_values` included."""
+        """Bounds the error of each of `log_values`, rounding included."""
         return self.shift + 8.0 * ROUNDING * (1.0 + float(np.abs(self.log_values).max()))
 
     def sum_grid(self: Ratio, count: int, other: Ratio, others: int) -> SumGrid:
-        """Returns the common grid of count X and others Y, and the errors of their sums."""
+        """Returns the grid of a weighted sum, and its errors.
+
+        Args:
+          count: Weight of X, this law's.
+          other: Law of Y, on a grid of the same step.
+          others: Weight of Y.
+        """
         total, scale = count + others, self.log_scale + math.log(count)
         offset = round((other.log_scale + math.log(others) - scale) / self.step)
         # An atom is summed over at most all distances, twice, by a running sum or one by one.
@@ -383,23 +416,44 @@ def scaled(mass: Array) -> Array:
 
 
 def lost_mass(ratio: LikelihoodRatio) -> float:
-    """Returns what pairs with the masses that `scaled` takes for 0 have, under either law."""
+    """Bounds the mass of pairs that `scaled` rounds to 0.
+
+    The bound holds under either law.
+    """
     return 2.0 * sum(float(mass[mass < FLUSH].sum()) for mass in (ratio.q, ratio.p))
 
 
 def convolve(x: Array, y: Array) -> Array:
-    """Returns the convolution of two arrays of scaled masses, unscaled."""
+    """Returns the convolution of scaled masses, unscaled.
+
+    Args:
+      x: Masses times UNIT: float64[m].
+      y: Masses times UNIT: float64[n].
+    """
     with np.errstate(over="ignore", invalid="ignore"):  # cells of such means are left out
         return np.convolve(x, y) / UNIT / UNIT
 
 
 def grid_points(log_scale: float, start: int, size: int, step: float) -> Array:
-    """Returns log X of the grid points from index `start` on: float64[size]."""
+    """Returns log X of successive grid points: float64[size].
+
+    Args:
+      log_scale: Log X of the grid point of index 0.
+      start: Index of the first grid point.
+      size: Number of grid points.
+      step: Grid step in log X.
+    """
     return log_scale + (start + np.arange(size, dtype=np.float64)) * step
 
 
 def every_other(x: Array, odd: int, size: int) -> tuple[Array, Array]:
-    """Returns the atoms of even and of odd index, float64[size] each, of an array from `odd` on."""
+    """Splits an array of atoms into even and odd indices.
+
+    Args:
+      x: Atoms: float64[atoms].
+      odd: 1 if the index of the first atom is odd, 0 if it is even.
+      size: Length of both results.
+    """
     padded = np.zeros(2 * size)
     padded[odd : odd + x.size] = x
     return padded[::2], padded[1::2]
