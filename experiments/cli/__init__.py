@@ -1,7 +1,8 @@
 """The command `dpsgd`: prepare data, train, evaluate, and ask what a sampler costs.
 
-Its first words choose a question, a dataclass in `experiments.cli.questions`; the other words fill
-its options. Only then is the module of `experiments.cli.commands` imported that answers it.
+The first words choose a question, a dataclass in `experiments.cli.questions` with the options of
+the command; the other words set them. Then the module in `experiments.cli.commands` that carries
+out the command is imported.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ COMMANDS = {
     "train": ("runs", "Train a task privately and write a run directory with its guarantee."),
     "batches": ("directories", "Draw the batches of a run ahead, for rows without random access."),
     "resume": ("directories", "Resume a run that was stopped, from its last checkpoint."),
-    "sweep": ("results", "Carry out every run that a file asks for; write table and figure."),
-    "ledger": ("directories", "Print what a run has released so far and what that costs."),
+    "sweep": ("results", "Train every run of a sweep file; write their table and figure."),
+    "ledger": ("directories", "Print the releases of a run so far, and their privacy cost."),
     "evaluate": ("models", "Score labelled rows with a model; compare with their labels."),
     "score": ("models", "Write the probabilities that a model gives to the rows of a file."),
     "export": ("models", "Write the model and the guarantee of a finished run to a new folder."),
@@ -49,23 +50,25 @@ COMMANDS = {
     "choose": ("contributions", "Choose a linear model of ratings from a finite class, privately."),
     "audit": ("audit", "Look for evidence that a run costs more than its guarantee says."),
 }
-"""Each command: its subject, and its summary.
+"""Subject and summary of each command.
 
-`experiments.cli.questions.SUBJECT` has a class, called as all words of the command, of what it can
-be asked; `experiments.cli.commands.SUBJECT`, or another that the class names, has a function,
-called as the first word, that answers.
+`experiments.cli.questions.SUBJECT` has the question, a class named by all words of the command.
+`experiments.cli.commands.SUBJECT`, or the module that the class names, has the function that
+carries it out, named by the first word.
 """
 
 started = time.monotonic()
-"""Time at which the command began, by the monotonic clock; at first that of this import."""
+"""Start of the command on the monotonic clock, in seconds; initially the time of this import."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; errors that a user can mend end in one line and exit status 2.
+    """Runs one command and returns its exit status.
+
+    Errors that a user can mend are printed in one line, with exit status 2.
 
     Args:
-      argv: Words after `dpsgd`. Default: those of the process, which Ctrl-C then ends at once: XLA
-        crashes if the interpreter shuts down while it compiles.
+      argv: Words after `dpsgd`. Default: the arguments of the process, which Ctrl-C then ends at
+        once, because XLA crashes if the interpreter shuts down during compilation.
     """
     global started
     words = list(sys.argv[1:] if argv is None else argv)
@@ -80,11 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if (answer := help_of(words)) is not None:
                 print(answer)
                 return 0
-            name, asked, flags = parse(words)
+            name, question, flags = parse(words)
         finally:
             if collecting:
                 gc.enable()
-        return answer_to(name, asked, flags)
+        return answer_to(name, question, flags)
 
     status = in_one_line("dpsgd", run)
     if argv is None and status == INTERRUPTED:
@@ -94,101 +97,116 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def answer_to(name: str, asked: Any, known: Sequence[options.Option]) -> int:
-    """Runs a command; errors name options as the command has them.
+def answer_to(name: str, question: Any, flags: Sequence[options.Option]) -> int:
+    """Runs a command and returns its exit status.
 
     Args:
       name: Name of the command.
-      asked: Question.
-      known: Options of the command whose names errors may have.
+      question: Options of the command with their values.
+      flags: Options that errors may name; their names are printed as `--name`.
     """
     try:
-        asked.check()
+        question.check()
         with going_on("starting"):
-            subject = asked.ANSWERED_BY or COMMANDS[name][0]
+            subject = question.ANSWERED_BY or COMMANDS[name][0]
             module = importlib.import_module(f"experiments.cli.commands.{subject}")
-        return getattr(module, name.split()[0])(asked) or 0
+        return getattr(module, name.split()[0])(question) or 0
     except ValueError as error:
-        if known:
-            raise ValueError(options.with_flags(error, known)) from error
+        if flags:
+            raise ValueError(options.with_flags(error, flags)) from error
         raise
 
 
 def question_of(words: Sequence[str]) -> tuple[str, Any, list[str]]:
-    """Returns the name of a command, the class of its question, and its further words.
+    """Returns a command's name, question class and remaining words.
 
     Raises:
       ValueError: If the first words are no command.
+
+    >>> question_of(["prepare", "csv", "log.csv"])
+    ('prepare csv', <class 'experiments.cli.questions.prepare.PrepareCsv'>, ['log.csv'])
     """
-    first, *rest = words or [""]
+    first, *further_words = words or [""]
     if notice := removal_notice("command", first):
         raise ValueError(f"dpsgd {first} was {notice}")
     topics = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
     if topics:
-        if rest[:1] and rest[0] not in topics:
-            raise ValueError(f"dpsgd {first} takes no {rest[0]}{near(rest[0], topics)}")
-        if not rest:
+        if further_words[:1] and further_words[0] not in topics:
+            raise ValueError(
+                f"dpsgd {first} takes no {further_words[0]}{near(further_words[0], topics)}"
+            )
+        if not further_words:
             raise ValueError(f"dpsgd {first} needs one of {', '.join(topics)}")
-        first, rest = f"{first} {rest[0]}", rest[1:]
+        first, further_words = f"{first} {further_words[0]}", further_words[1:]
     if first not in COMMANDS:
         names = list(dict.fromkeys(name.split()[0] for name in COMMANDS))
         wrong = f"there is no command {first!r}" if first else "name a command"
         raise ValueError(f"{wrong}{near(first, names)}")
     subject = COMMANDS[first][0]
     module = importlib.import_module(f"experiments.cli.questions.{subject}")
-    return first, getattr(module, first.title().replace("-", "").replace(" ", "")), rest
+    return first, getattr(module, first.title().replace("-", "").replace(" ", "")), further_words
 
 
 def parse(words: Sequence[str]) -> tuple[str, Any, list[options.Option]]:
-    """Returns the name of a command, its question, and the options that errors may name.
+    """Returns a command's name, its question and options for errors.
 
     Raises:
-      ValueError: If the words name no command, or no values of its options.
+      ValueError: If a command or an option is unknown, or an option has a wrong value.
     """
-    name, kind, rest = question_of(words)
-    options.check_removed(rest)
-    rest = with_sampler(rest)
-    known = kind.options(rest)
-    values = options.parse(known, rest, f"dpsgd {name}", kind.elsewhere)
+    name, kind, further_words = question_of(words)
+    options.check_removed(further_words)
+    further_words = with_sampler(further_words)
+    command_options = kind.options(further_words)
+    values = options.parse(command_options, further_words, f"dpsgd {name}", kind.elsewhere)
     named = [
-        one for one in known if one.group not in ("options", "task options") or "_" in one.name
+        option
+        for option in command_options
+        if option.group not in ("options", "task options") or "_" in option.name
     ]
     try:
-        return name, kind.of(values), named if kind.ABOUT_RUN else []
+        return name, kind.build(values), named if kind.ABOUT_RUN else []
     except ValueError as error:
         raise ValueError(options.with_flags(error, named)) from None
 
 
 def with_sampler(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command with `--sampler=NAME` in place of `sampler:NAME`."""
+    """Replaces `sampler:NAME` by `--sampler=NAME`.
+
+    >>> with_sampler(["store", "sampler:poisson"])
+    ['store', '--sampler=poisson']
+    """
     prefix = "sampler:"
     return [f"--sampler={w.removeprefix(prefix)}" if w.startswith(prefix) else w for w in words]
 
 
 def help_of(words: Sequence[str]) -> str | None:
-    """Returns the help, or the version, that words ask for; None if they ask for neither."""
+    """Returns the requested help or version text, or None."""
     if words[:1] == ["--version"]:
         return f"dpsgd {dpsgd.__version__}"
     if not {"--help", "-h"} & {*words}:
         return None
-    rest = [word for word in words if word not in ("--help", "-h")]
-    if not rest or (len(rest) == 1 and f"{rest[0]} csv" in COMMANDS):
-        return usage(rest[0] if rest else "")
-    name, kind, rest = question_of(rest)
-    known = kind.options(with_sampler(rest))
-    return options.help_text(known, f"dpsgd {name}", kind.__doc__ or "")
+    other_words = [word for word in words if word not in ("--help", "-h")]
+    if not other_words or (len(other_words) == 1 and f"{other_words[0]} csv" in COMMANDS):
+        return usage(other_words[0] if other_words else "")
+    name, kind, other_words = question_of(other_words)
+    command_options = kind.options(with_sampler(other_words))
+    return options.help_text(command_options, f"dpsgd {name}", kind.__doc__ or "")
 
 
 def usage(first: str) -> str:
-    """Returns the commands, or those that begin with a word, with their summaries."""
-    shown = {name: what for name, (_, what) in COMMANDS.items() if name.startswith(first)}
-    room = max(map(len, shown))
+    """Returns the list of commands with their summaries.
+
+    Args:
+      first: First word of the listed commands, such as "prepare"; "" lists all.
+    """
+    summaries = {name: summary for name, (_, summary) in COMMANDS.items() if name.startswith(first)}
+    room = max(map(len, summaries))
     lines = [
         f"usage: dpsgd {first or 'COMMAND'} ...",
         "",
         "Private training with a guarantee that the batch sampler has earned.",
         "",
-        *(f"  {name:{room}}  {what}" for name, what in shown.items()),
+        *(f"  {name:{room}}  {summary}" for name, summary in summaries.items()),
         "",
         "`dpsgd COMMAND --help` lists the options of a command.",
     ]

@@ -1,4 +1,4 @@
-"""The command that repeats a run."""
+"""Shell command that repeats a run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from samplers.settings import SamplerSettings
 
 
 def train_command(task: Mapping[str, Any], spec: RunSpec, out: Path) -> str:
-    """Returns the command `dpsgd train ...` of a run, with the options that are no defaults.
+    """Returns the `dpsgd train` command that repeats a run.
+
+    Options at their defaults are left out.
 
     Args:
-      task: The "name" and the "settings" of the task. A task from another module is not imported:
-        all its settings are written, or none for a task object (a name in lower case).
+      task: "name" and "settings" of the task. A task from another module is not imported: all its
+        settings are written, or none for a task object (a name in lower case).
       spec: Configuration of the run.
       out: Run directory.
 
@@ -34,11 +36,12 @@ def train_command(task: Mapping[str, Any], spec: RunSpec, out: Path) -> str:
     """
     name, settings, sampler = task["name"], dict(task["settings"]), spec.sampler
     if name is None or not isinstance(sampler, SamplerSettings):
-        return f"# of {out}: by a program alone, which made its task or its sampler"
+        return f"# {out}: no command repeats this run; a program built its task or sampler"
     options = {n: value for n, value in spec.options().items() if n != "sampler"}
     options = _changed(options, {n: option.default for n, option in known_options().items()})
-    if others := sorted(FOR_PROGRAMS.keys() & options.keys()):
-        return f"# of {out}: by a program or a sweep alone, which set {', '.join(others)}"
+    if program_settings := sorted(FOR_PROGRAMS.keys() & options.keys()):
+        names = ", ".join(program_settings)
+        return f"# {out}: no command repeats this run; only Python and sweep files set {names}"
     if name in TASKS:
         settings = _changed(settings, _defaults(find(TASKS[name])))
     elif not name.rpartition(":")[2][:1].isupper():

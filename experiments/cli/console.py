@@ -1,4 +1,4 @@
-"""Output of a run in a terminal: lines that stay, a progress line, and tables."""
+"""Terminal output: permanent lines, one progress line, and tables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PATIENCE = 2.0
-"""Seconds after which a progress line in a terminal shows the time."""
+"""Seconds after which the progress line shows the elapsed time."""
 
 EVERY = 5.0
-"""Seconds to the first plain line where there is no terminal; each interval is twice the one
-before, and at most a minute."""
+"""Seconds to the first progress line without a terminal; each interval doubles, up to a minute."""
 
 REFRESH = 0.1
-"""Seconds between two versions of the progress line."""
+"""Seconds between updates of the progress line."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -50,14 +49,20 @@ def sized(size: float) -> str:
 
 
 class Console:
-    """A terminal with one live progress line; output to a file has plain lines on stderr.
+    """Terminal with one live progress line.
+
+    Without a terminal, progress is printed as plain lines on stderr.
 
     Args:
-      stderr: Whether all goes to stderr.
+      stderr: Whether all output goes to stderr.
       quiet: Whether nothing is shown.
-      timed: Whether elapsed seconds are shown. Where the time is a secret, as that of a private
-        selection, it is False: there are then no plain lines either, whose number tells the time.
+      timed: Whether elapsed seconds are shown. Pass False where the duration is secret, as for a
+        private selection: no plain progress lines are printed then, whose number would tell it.
       patience: Seconds until the progress line is shown.
+
+    >>> Console().table(["sigma", "epsilon"], [["0.5", "[8.1, 8.2]"]])
+    sigma epsilon
+    0.5   [8.1, 8.2]
     """
 
     def __init__(
@@ -93,14 +98,19 @@ class Console:
             self._shown, self._since = line, time.monotonic()
 
     def tell(self, line: str) -> None:
-        """Shows `line` as the current work; choices and notes stay."""
+        """Shows `line` as progress, or prints a choice or note."""
         if line.startswith(("chosen: ", "note: ")):
             self.line(line)
         else:
             self.progress(line)
 
     def line(self, text: str, *, bold: bool = False) -> None:
-        """Prints `text` to stay."""
+        """Prints a permanent line.
+
+        Args:
+          text: Line to print.
+          bold: Whether a terminal shows it in bold.
+        """
         if self._quiet:
             return
         with self._lock:
@@ -129,10 +139,10 @@ class Console:
             wait = min(2 * wait, 60.0)
 
     def table(self, header: list[str], rows: list[list[str]]) -> None:
-        """Prints a table without cutting a cell; in a pipe each row is one line.
+        """Prints a table with complete cells.
 
-        A narrow terminal breaks the first column at its blanks, or shows each row as a block with
-        one line a cell.
+        In a pipe each row is one line. A narrow terminal wraps the first column, or shows each row
+        as a block with one line per cell.
 
         Args:
           header: Names of the columns.
@@ -148,9 +158,9 @@ class Console:
             if widths[0] < max(_width(word) for row in table for word in row[0].split()):
                 self._blocks(header, rows, room)
                 return
-        for number, (first, *rest) in enumerate(table):
+        for number, (first, *further_cells) in enumerate(table):
             broken = _wrapped(first, widths[0])
-            for cells in ([broken[0], *rest], *([part] for part in broken[1:])):
+            for cells in ([broken[0], *further_cells], *([line] for line in broken[1:])):
                 padded = (
                     f"{c}{' ' * (w - _width(c))}" for c, w in zip(cells, widths, strict=False)
                 )
@@ -160,9 +170,9 @@ class Console:
         names = max(map(_width, header)) + 1
         for row in rows:
             for name, cell in zip(header, row, strict=True):
-                for number, part in enumerate(_wrapped(cell, room - names)):
+                for number, line in enumerate(_wrapped(cell, room - names)):
                     label = "" if number else name
-                    self.line(f"{label}{' ' * (names - _width(label))}{part}")
+                    self.line(f"{label}{' ' * (names - _width(label))}{line}")
             self.line("")
 
 
@@ -178,7 +188,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 @contextmanager
 def going_on(what: str) -> Iterator[None]:
-    """Shows the name of the work inside, with its seconds, on stderr if it takes long."""
+    """Shows the current work on stderr if it takes long."""
     console = Console(stderr=True, patience=PATIENCE)
     console.progress(what)
     with console:

@@ -1,4 +1,4 @@
-"""Devices and processes of a run, as `experiments.cli.questions.directories.Devices` asks."""
+"""Devices and processes of a run."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ WATCHDOG_SECONDS = 600.0
 
 
 def placement_of(devices: Devices) -> Placement | None:
-    """Returns the devices of a run; None for one.
+    """Returns the placement of a run; None for one device.
 
     Raises:
-      ValueError: If this machine has fewer.
+      ValueError: If this machine has fewer devices than asked for.
     """
     available = Placement.default().devices
     count = devices.num_devices or len(available)
     if count < len(available) and jax.process_count() > 1:
-        raise ValueError("--num-devices is for one process; several of them use all devices")
+        raise ValueError(
+            f"--num-devices {count} works in a single process only; several processes use all "
+            "devices: leave it out"
+        )
     if count > len(available):
         raise ValueError(
-            f"--num-devices is {count}, and this machine has {len(available)} of the kind "
-            f"{jax.default_backend()}"
+            f"--num-devices {count} exceeds this machine's {len(available)} "
+            f"{jax.default_backend()} device(s)"
         )
     return None if count == 1 else Placement(available[:count])
 
 
 def together(devices: Devices, out: Path) -> AbstractContextManager[processes.Processes]:
-    """Returns the context in which all processes of a run work.
+    """Returns the context that joins a run's processes.
 
     Args:
       devices: Devices and processes.

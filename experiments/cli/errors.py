@@ -1,4 +1,4 @@
-"""Errors of commands: one line if a user can mend them, else a traceback."""
+"""Errors of commands: one line if the user can fix them, else a traceback."""
 
 from __future__ import annotations
 
@@ -26,18 +26,22 @@ EXTRAS = {
 """Extra that installs each optional module."""
 
 UNREAD = 128 + signal.SIGPIPE
-"""Exit status of a command whose output pipe was closed, as a shell has it."""
+"""Exit status of a command whose output pipe was closed, as shells report it."""
 
 
 def in_one_line(program: str, run: Callable[[], int]) -> int:
-    """Returns the exit status of a command; prints an error in one line on stderr.
+    """Runs a command and prints its error in one line.
 
     The status is 2 for bad input, `STOPPED` for a run that was asked to stop, and `INTERRUPTED`
-    for Ctrl-C elsewhere. With DPSGD_TRACEBACK set in the environment the traceback is shown too.
+    for Ctrl-C elsewhere. If DPSGD_TRACEBACK is set in the environment, the error is raised with its
+    traceback.
 
     Args:
       program: Name of the program, which begins the line.
       run: Function that carries out the command and returns its exit status.
+
+    Returns:
+      Exit status.
     """
     with interrupts() as interrupted:
         try:
@@ -61,7 +65,7 @@ def in_one_line(program: str, run: Callable[[], int]) -> int:
 
 
 def _line_of(error: BaseException, interrupted: bool) -> tuple[int, str | None]:
-    """Returns the exit status that an error ends in and its line; None if the fault is ours."""
+    """Returns the exit status and the message of an error; None in place of a bug's message."""
     if isinstance(error, Stopped):
         return STOPPED, str(error)
     if interrupted or isinstance(error, KeyboardInterrupt):
@@ -70,34 +74,38 @@ def _line_of(error: BaseException, interrupted: bool) -> tuple[int, str | None]:
 
 
 def mendable(error: BaseException) -> str | None:
-    """Returns the line about an error that a user can mend, or None if the fault is ours."""
+    """Returns the message of a user's error; None for bugs.
+
+    >>> mendable(ValueError("--epochs 0: must be at least 1")), mendable(TypeError("a bug"))
+    ('--epochs 0: must be at least 1', None)
+    """
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     if isinstance(error, (ValueError, OSError, MemoryError)):
         return str(error) or "out of memory"
     if isinstance(error, ModuleNotFoundError):
         return how_to_get(error.name or "")
-    exhausted, found, where = str(error).partition("RESOURCE_EXHAUSTED: ")
-    if found and not exhausted:  # XLA's own error: a bare RuntimeError to Python
+    before_code, separator, details = str(error).partition("RESOURCE_EXHAUSTED: ")
+    if separator and not before_code:  # XLA's own error: a bare RuntimeError to Python
         return (
-            f"out of memory: {where.splitlines()[0]} Make the model, the batch or "
+            f"out of memory: {details.splitlines()[0]} Make the model, the batch or "
             "--microbatch-size smaller"
         )
     return None
 
 
 def require(module: str) -> None:
-    """Refuses work whose result needs a module that is not installed.
+    """Checks that a module is installed, before any work.
 
     Raises:
-      ModuleNotFoundError: If there is no such module.
+      ModuleNotFoundError: If the module is not installed.
     """
     if find_spec(module) is None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 def how_to_get(module: str) -> str | None:
-    """Returns the line about a missing module; None if no extra installs it.
+    """Returns how to install a module; None without an extra.
 
     >>> how_to_get("matplotlib.figure")
     "matplotlib is not installed: pip install 'dpsgd[figures]'"

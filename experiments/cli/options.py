@@ -1,4 +1,4 @@
-"""Options of commands: one flat table, made of dataclasses, that argparse and the help read."""
+"""Options of commands: a flat table, built from dataclasses, for argparse and the help."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dpsgd.removed import removal_notice
 
 _T = TypeVar("_T")
 PLACE = "place"
-"""Mark of a field that is given by its place, without its name."""
+"""Annotation of a positional argument."""
 
 _NAMES = (
     "target-epsilon epsilon eps",
@@ -51,7 +51,7 @@ _NAMES = (
     "categories categorical categoricals",
     "numbers numeric numerical",
 )
-"""Names of options, each followed by its names in other libraries."""
+"""Names of options, each followed by its synonyms in other libraries."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,15 @@ class Option:
 
     Attributes:
       name: Name in Python.
-      hint: Annotation of its values.
-      default: Value if it is not given; MISSING if it must be given.
+      hint: Type annotation of its values.
+      default: Default value; MISSING if the option is required.
       text: Description.
       group: Heading in the help.
-      place: Whether it is given by its place.
+      place: Whether it is a positional argument.
+
+    >>> option = Option("batch_size", int | None, 1024, "Batch size b.")
+    >>> option.flag, option.metavar, option.help
+    ('--batch-size', 'INT', 'Batch size b. (default: 1024)')
     """
 
     name: str
@@ -76,12 +80,12 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Words that give it: `--batch-size`, or `DATA` by its place."""
+        """Name on the command line: `--batch-size`; `DATA` if positional."""
         return self.name.upper() if self.place else f"--{self.name.replace('_', '-')}"
 
     @property
     def switch(self) -> bool:
-        """Whether it takes no value."""
+        """True if the option takes no value."""
         return self.hint is bool
 
     @property
@@ -95,7 +99,7 @@ class Option:
 
     @property
     def metavar(self) -> str:
-        """Kind of the values in the help."""
+        """Type of the values, as the help shows it."""
         return "" if self.switch else _metavar(self.hint)
 
     @property
@@ -105,9 +109,9 @@ class Option:
             return f"{self.text} (required)"
         if self.default is None or self.default is False or self.default == () or self.place:
             return self.text
-        many = isinstance(self.default, tuple)
-        shown = " ".join(map(str, self.default)) if many else self.default
-        return f"{self.text} (default: {shown})"
+        is_list = isinstance(self.default, tuple)
+        default = " ".join(map(str, self.default)) if is_list else self.default
+        return f"{self.text} (default: {default})"
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
@@ -115,8 +119,8 @@ def _parts(hint: Any) -> tuple[Any, ...]:
     if typing.get_origin(hint) is Annotated:
         return _parts(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (Union, UnionType):
-        parts = [part for one in typing.get_args(hint) for part in _parts(one)]
-        return tuple(part for part in parts if part is not type(None))
+        members = [member for member in typing.get_args(hint) for member in _parts(member)]
+        return tuple(member for member in members if member is not type(None))
     return (hint,)
 
 
@@ -141,8 +145,14 @@ def options_of(kind: type, group: str = "options") -> list[Option]:
     """Returns the options of a dataclass.
 
     Args:
-      kind: Dataclass; a field that is a dataclass makes a group.
+      kind: Dataclass; each field whose type is a dataclass becomes a group of options.
       group: Heading of the other fields.
+
+    >>> @dataclass
+    ... class Run:
+    ...     epochs: int = 3
+    >>> [option.flag for option in options_of(Run)]
+    ['--epochs']
     """
     texts, hints, options = field_texts(kind), field_types(kind), []
     for name, attribute in named(kind).items():
@@ -152,20 +162,26 @@ def options_of(kind: type, group: str = "options") -> list[Option]:
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             options += options_of(hint, f"{attribute} options")
         else:
-            made = field.default_factory
-            default = field.default if made is MISSING else made()
+            factory = field.default_factory
+            default = field.default if factory is MISSING else factory()
             place = PLACE in getattr(hint, "__metadata__", ())
             options.append(Option(name, hint, default, texts.get(attribute, ""), group, place))
     return options
 
 
-def made(kind: type[_T], values: Mapping[str, Any], **others: Any) -> _T:
-    """Returns a dataclass made of the values of its options, and of its groups.
+def build(kind: type[_T], values: Mapping[str, Any], **others: Any) -> _T:
+    """Builds a dataclass, with its groups, from option values.
 
     Args:
-      kind: Dataclass to make.
-      values: Values of options by name; others are left out.
+      kind: Dataclass to build.
+      values: Values of options by name; names without a field are ignored.
       **others: Values of fields that are no options.
+
+    >>> @dataclass
+    ... class Run:
+    ...     epochs: int = 3
+    >>> build(Run, {"epochs": 5}).epochs
+    5
     """
     fields = dict(others)
     for name, attribute in named(kind).items():
@@ -173,7 +189,7 @@ def made(kind: type[_T], values: Mapping[str, Any], **others: Any) -> _T:
         if attribute in others:
             continue
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            fields[attribute] = made(hint, values)
+            fields[attribute] = build(hint, values)
         elif name in values:
             fields[attribute] = values[name]
     return kind(**fields)
@@ -193,41 +209,46 @@ def parse(
     command: str,
     elsewhere: Callable[[str], str] = lambda name: "",
 ) -> dict[str, Any]:
-    """Returns the values that words give to options, by name, defaults included.
+    """Parses words to option values by name, with defaults.
 
     Args:
       options: Options of the command.
       words: Words after the command.
       command: Words of the command, for messages.
-      elsewhere: Returns where an unknown option belongs, in words.
+      elsewhere: Returns a sentence on where an unknown option belongs, or "".
 
     Raises:
-      ValueError: If an option is unknown, missing or has a wrong value; the line names it.
+      ValueError: If an option is unknown, missing or has a wrong value; the message names it.
+
+    >>> parse([Option("epochs", int, 3), Option("out", str, None)], ["--out=run"], "dpsgd train")
+    {'epochs': 3, 'out': 'run'}
     """
     check_removed(words)
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     _add(parser, [option for option in options if not option.place], {})
     try:
-        given, rest = parser.parse_known_args(list(words))
+        namespace, remaining_words = parser.parse_known_args(list(words))
     except ValueError as error:
         raise ValueError(f"{error}; `{command} --help` lists the options") from None
-    found = vars(given)
-    for word in rest:
+    words_by_name = vars(namespace)
+    for word in remaining_words:
         if word.startswith("--"):
             flag = word.partition("=")[0]
-            more = elsewhere(flag.removeprefix("--").replace("-", "_"))
-            raise ValueError(unknown(flag, options, command, more))
-    found |= _placed([option for option in options if option.place], rest, command)
-    if missing := [o for o in options if o.default is MISSING and o.name not in found]:
-        missing.sort(key=lambda one: not one.place)
+            place = elsewhere(flag.removeprefix("--").replace("-", "_"))
+            raise ValueError(unknown(flag, options, command, place))
+    words_by_name |= _placed(
+        [option for option in options if option.place], remaining_words, command
+    )
+    if missing := [o for o in options if o.default is MISSING and o.name not in words_by_name]:
+        missing.sort(key=lambda option: not option.place)
         needed = " and ".join(o.flag if o.place else f"{o.flag} {o.metavar}" for o in missing)
         raise ValueError(f"{command} needs {needed}; `{command} --help` lists the options")
-    defaults = {one.name: one.default for one in options if one.default is not MISSING}
+    defaults = {option.name: option.default for option in options if option.default is not MISSING}
     try:
         values = {
-            one.name: read(one.hint, found[one.name], (one.name,), words=True)
-            for one in options
-            if one.name in found
+            option.name: read(option.hint, words_by_name[option.name], (option.name,), words=True)
+            for option in options
+            if option.name in words_by_name
         }
     except Refused as error:
         raise ValueError(with_flags(error, options)) from None
@@ -235,44 +256,47 @@ def parse(
 
 
 def asked_of(kind: type[_T], words: Sequence[str], command: str, about: str = "") -> _T:
-    """Returns the dataclass that the words of a program make, or prints its help.
+    """Parses a program's words to a dataclass, or prints help.
 
     Args:
       kind: Dataclass of the program's options.
       words: Words after the program's name.
       command: Name of the program.
-      about: Text of the help; by default the dataclass's docstring.
+      about: Description in the help; by default the dataclass's docstring.
 
     Raises:
-      ValueError: If an option is unknown, missing or has a wrong value; the line names it.
-      SystemExit: After the help.
+      ValueError: If an option is unknown, missing or has a wrong value; the message names it.
+      SystemExit: After the help was printed.
     """
     options = options_of(kind)
     if {"--help", "-h"} & {*words}:
         print(help_text(options, command, about or kind.__doc__ or ""))
         raise SystemExit
-    return made(kind, parse(options, words, command))
+    return build(kind, parse(options, words, command))
 
 
 def _placed(options: Sequence[Option], words: list[str], command: str) -> dict[str, Any]:
-    """Returns the words in the places of options; a list takes the remaining ones."""
-    found: dict[str, Any] = {}
+    """Returns the words of positional arguments by name; a list takes the remaining words."""
+    placed_words: dict[str, Any] = {}
     for number, option in enumerate(options, 1):
         count = len(words) - (len(options) - number) if option.length else min(1, len(words))
         if count > 0:
-            found[option.name] = words[:count] if option.length else words[0]
+            placed_words[option.name] = words[:count] if option.length else words[0]
             words = words[count:]
     if words:
         raise ValueError(f"{command} takes no {words[0]}; `{command} --help` lists the options")
-    return found
+    return placed_words
 
 
 def word_of(words: Sequence[str], name: str) -> str | None:
-    """Returns the value of one option, before the others are known; None if it is absent.
+    """Returns the value of one option, or None if absent.
 
     Args:
-      words: Words of a command.
+      words: Words of a command, whose other options may be unknown.
       name: Name of the option, without dashes.
+
+    >>> word_of(["store", "--task", "images", "--model=small"], "task")
+    'images'
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument(f"--{name}", metavar="NAME")
@@ -283,17 +307,22 @@ def _add(parser: Any, options: Iterable[Option], groups: dict[str, Any]) -> None
     for option in options:
         if (group := groups.get(option.group)) is None:
             group = groups[option.group] = parser.add_argument_group(option.group)
-        how: dict[str, Any] = {"help": option.help.replace("%", "%%")}
+        arguments: dict[str, Any] = {"help": option.help.replace("%", "%%")}
         if option.switch:
-            both = argparse.BooleanOptionalAction if option.default else "store_true"
-            group.add_argument(option.flag, action=both, **how)
+            switch_action = argparse.BooleanOptionalAction if option.default else "store_true"
+            group.add_argument(option.flag, action=switch_action, **arguments)
         else:
-            how |= {"nargs": option.length, "metavar": option.metavar}
-            group.add_argument(option.flag, **how)
+            arguments |= {"nargs": option.length, "metavar": option.metavar}
+            group.add_argument(option.flag, **arguments)
 
 
 def check_removed(words: Sequence[str]) -> None:
-    """Raises ValueError for an option, or a value, that was removed."""
+    """Raises ValueError for an option or value that was removed.
+
+    >>> check_removed(["--secure-noise"])
+    Traceback (most recent call last):
+    ValueError: --secure-noise was removed in 0.3.0; see CHANGELOG.md
+    """
     for word, following in itertools.pairwise([*words, ""]):
         option, equals, value = word.partition("=")
         if option.startswith("--") and (
@@ -303,68 +332,79 @@ def check_removed(words: Sequence[str]) -> None:
 
 
 def unknown(flag: str, options: Sequence[Option], command: str, more: str = "") -> str:
-    """Returns the line about an unknown option.
+    """Returns the message about an unknown option.
 
     Args:
-      flag: Word that names it.
+      flag: Unknown option, such as `--clip`.
       options: Options of the command.
       command: Words of the command.
-      more: Where the option belongs, in words.
+      more: Sentence on where the option belongs, or "".
+
+    >>> unknown("--clip", [Option("l2_clip_norm", float, None)], "dpsgd train")
+    'dpsgd train has no option --clip: did you mean --l2-clip-norm?'
     """
-    known = {one.flag.removeprefix("--") for one in options if not one.place}
+    names = {synonyms.flag.removeprefix("--") for synonyms in options if not synonyms.place}
     name = flag.removeprefix("--")
     if more:
         return f"{command} has no option {flag}; {more}"
-    meant = [one.split()[0] for one in _NAMES if name in one.split() and one.split()[0] in known]
-    meant = meant or difflib.get_close_matches(name.replace("_", "-"), sorted(known), 1, 0.7)
+    meant = [
+        synonyms.split()[0]
+        for synonyms in _NAMES
+        if name in synonyms.split() and synonyms.split()[0] in names
+    ]
+    meant = meant or difflib.get_close_matches(name.replace("_", "-"), sorted(names), 1, 0.7)
     hint = f": did you mean --{meant[0]}?" if meant else f"; `{command} --help` lists them"
     return f"{command} has no option {flag}{hint}"
 
 
 def with_flags(error: ValueError, options: Iterable[Option]) -> str:
-    """Returns the line of an error with the names of options as a command has them.
+    """Returns an error's message with options as `--name`.
 
-    Renamed are the first word of the line, and names with an underscore that are no part of a path.
+    Replaces the first word of the message, and names with an underscore that are not part of a
+    path.
 
     Args:
-      error: Error whose line has names in Python's spelling.
+      error: Error whose message has names in Python's spelling.
       options: Options of the command.
+
+    >>> with_flags(ValueError("epochs: must be above 0"), [Option("epochs", int, 3)])
+    '--epochs: must be above 0'
     """
-    flags = {one.name: one.flag for one in options}
+    flags = {option.name: option.flag for option in options}
     line = str(error)
     first = re.match(r"\w+", line)
     if first and "_" not in first[0]:
         line = flags.get(first[0], first[0]) + line[first.end() :]
-    return re.sub(r"(?<![\w/.-])\w+_\w+\b", lambda found: flags.get(found[0], found[0]), line)
+    return re.sub(r"(?<![\w/.-])\w+_\w+\b", lambda match: flags.get(match[0], match[0]), line)
 
 
 # --- Help -----------------------------------------------------------------------------------------
 
 
 def help_text(options: Sequence[Option], command: str, about: str) -> str:
-    """Returns the help of a command: required options, description and all options.
+    """Returns the help of a command.
 
     Args:
       options: All options of the command.
       command: Words of the command.
-      about: Docstring that describes the command.
+      about: Docstring of the command's question, as its description.
     """
     width = shutil.get_terminal_size().columns
-    needed = [f"{one.flag} {one.metavar}" for one in options if _needed(one)]
-    places = [_place(one) for one in options if one.place]
+    needed = [f"{option.flag} {option.metavar}" for option in options if _needed(option)]
+    places = [_place(option) for option in options if option.place]
     usage = " ".join(["usage:", command, *needed, "[OPTIONS]", *places])
     indent = " " * len("usage: ")
     lines = textwrap.wrap(usage, width, subsequent_indent=indent, break_on_hyphens=False)
     parser = _Parser(add_help=False, usage=argparse.SUPPRESS, formatter_class=_formatter(width))
     parser.description = paragraphs(about, width)
     groups: dict[str, Any] = {}
-    for option in (one for one in options if one.place):
+    for option in (option for option in options if option.place):
         first = parser.add_argument_group("arguments") if not groups else groups["arguments"]
         groups["arguments"] = first
         first.add_argument(option.name, metavar=option.flag, help=option.help.replace("%", "%%"))
     groups["options"] = parser.add_argument_group("options")
     groups["options"].add_argument("-h", "--help", action="store_true", help="Show this help.")
-    _add(parser, [one for one in options if not one.place], groups)
+    _add(parser, [option for option in options if not option.place], groups)
     return "\n".join([*lines, "", parser.format_help().strip()])
 
 
@@ -384,11 +424,14 @@ def _formatter(width: int) -> Any:
 
 
 def paragraphs(text: str, width: int) -> str:
-    """Returns a docstring without its attributes, with paragraphs filled.
+    """Fills the paragraphs of a docstring, without its attributes.
 
     Args:
       text: Docstring.
       width: Width of the terminal in columns.
+
+    >>> paragraphs("Train a task. Write a run directory.", 20)
+    'Train a task. Write\\na run directory.'
     """
     text = inspect.cleandoc(text).partition("\nAttributes:")[0]
     blocks = []
@@ -399,6 +442,6 @@ def paragraphs(text: str, width: int) -> str:
 
 
 def look_in_the_current_folder() -> None:
-    """Adds the current folder to the end of Python's path."""
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
+    """Appends the current folder to Python's path."""
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)

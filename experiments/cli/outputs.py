@@ -1,4 +1,4 @@
-"""Checks of the files that a command writes, before any work."""
+"""Checks of a command's output files, before any work."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dpsgd.files import check_writable
 from experiments.cli.errors import require
 
 PICTURES = (".png", ".pdf", ".svg")
-"""Endings of pictures."""
+"""File endings of pictures."""
 
 
 def check(path: Path, endings: Sequence[str], option: str, *, overwrite: bool = False) -> None:
-    """Refuses a file that must not or cannot be written.
+    """Checks that a file may and can be written.
 
     Args:
       path: File to write.
@@ -27,16 +27,18 @@ def check(path: Path, endings: Sequence[str], option: str, *, overwrite: bool = 
       FileExistsError: If `path` exists and may not be replaced.
       OSError: If the file cannot be created.
       ModuleNotFoundError: For a picture, if matplotlib is not installed.
+
+    >>> check(Path("table.txt"), (".csv", ".parquet"), "--out")
+    Traceback (most recent call last):
+    ValueError: --out must end in .csv or .parquet, got table.txt
     """
     if endings is PICTURES:
         require("matplotlib")
     if path.suffix not in endings:
-        *others, last = endings
-        wanted = f"{', '.join(others)} or {last}" if others else last
-        raise ValueError(f"{option} must end in {wanted}, got {path}")
+        *first_endings, last = endings
+        listed_endings = f"{', '.join(first_endings)} or {last}" if first_endings else last
+        raise ValueError(f"{option} must end in {listed_endings}, got {path}")
     if os.path.lexists(path) and (not overwrite or path.is_dir()):
-        mend = "" if path.is_dir() else ", or give --overwrite"
-        raise FileExistsError(
-            f"{path} exists already and is left as it is: name another {option}{mend}"
-        )
+        advice = "" if path.is_dir() else ", or give --overwrite"
+        raise FileExistsError(f"{path} exists already: name another {option}{advice}")
     check_writable(path)

@@ -1,10 +1,10 @@
-"""Compiled programs, kept for the next command in a folder that only its owner can write.
+"""Cache of compiled programs, in a folder that only its owner can write.
 
-JAX keeps and finds them, by its own digest of a program, its options and JAX's version; each kind
-of processor has a folder. A program holds what its functions close over, and no rows, keys or
-parameters of a run: they are its arguments. A user who can write a file there runs code as the
-owner: a folder that others can write, or replace, is not used. The audit runs the very program
-that trains, be it compiled or kept.
+JAX stores programs by its digest of a program, its options and JAX's version; each processor type
+has a folder. A program contains the constants that its functions close over. Rows, keys and
+parameters of a run are arguments, and never in it. Whoever can write a file there can run code as
+the owner, so a folder that others can write or replace is not used. The audit runs the same program
+that trains, whether compiled or cached.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dpsgd.files import make_folder
 from dpsgd.processor import processor_digest
 
 NOT_KEPT = "JAX_ENABLE_COMPILATION_CACHE"
-"""JAX's own variable: "false" neither keeps nor takes programs."""
+"""JAX's environment variable; "false" disables the cache."""
 
 MOST_BYTES = 2**30
-"""Of all kept programs: those that were used last stay."""
+"""Largest size of the cache in bytes; the least recently used programs are deleted."""
 
 
 def keep_programs() -> None:
-    """Makes JAX, which is not imported yet, keep what it compiles.
+    """Configures JAX's program cache, before JAX is imported.
 
-    It does not where the user has named a folder to JAX, or forbidden it by `NOT_KEPT`; where the
-    folder cannot be made; and, with a line that says so, where other users can write to it.
+    Changes nothing if the user has set JAX's cache folder or `NOT_KEPT`, or if the folder cannot be
+    created. If other users can write to the folder, prints a warning and leaves the cache off.
     """
     environ = os.environ
     named = {NOT_KEPT, "JAX_COMPILATION_CACHE_DIR"} & environ.keys()
@@ -41,14 +41,14 @@ def keep_programs() -> None:
     except OSError:
         if not folder.is_dir():
             return
-    own = [folder, *folder.parents[:2]]
-    unsafe = [part for part in own if not _safe(part, own=True)]
-    unsafe += [part for part in folder.parents[2:] if not _safe(part, own=False)]
+    own_paths = [folder, *folder.parents[:2]]
+    unsafe = [path for path in own_paths if not _safe(path, own=True)]
+    unsafe += [path for path in folder.parents[2:] if not _safe(path, own=False)]
     unsafe += [file for file in folder.iterdir() if not _safe(file, own=True)]
     if unsafe:
         print(
-            f"dpsgd: other users can or could write {unsafe[0]}, so no compiled program is kept: "
-            f"remove it, or what others can write above it, or set {NOT_KEPT}=false",
+            f"dpsgd: compiled programs are not cached, because other users can write or replace "
+            f"{unsafe[0]}: remove it or restrict its permissions, or set {NOT_KEPT}=false",
             file=sys.stderr,
         )
         return
@@ -62,16 +62,16 @@ def keep_programs() -> None:
 
 
 def _safe(path: Path, *, own: bool) -> bool:
-    """Returns whether this user alone, or `own` aside the system too, can write or replace it."""
+    """Returns whether only this user (and root, unless `own`) can write or replace a path."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:  # removed by another command, to make room
         return True
     owners = {os.geteuid()} if own else {os.geteuid(), 0}
-    open_to_others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    sticky = found.st_mode & stat.S_ISVTX and not own
+    open_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    sticky = status.st_mode & stat.S_ISVTX and not own
     return (
-        not stat.S_ISLNK(found.st_mode)
-        and found.st_uid in owners
+        not stat.S_ISLNK(status.st_mode)
+        and status.st_uid in owners
         and (not open_to_others or bool(sticky))
     )

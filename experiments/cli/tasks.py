@@ -1,4 +1,4 @@
-"""Tasks by the names that commands and sweeps have for them."""
+"""Tasks by their names in commands and sweep files."""
 
 from __future__ import annotations
 
@@ -16,35 +16,46 @@ DEFAULT = "clicks"
 
 
 def find_task(name: str) -> Any:
-    """Returns the task called `name`, or the dataclass that such tasks are of.
+    """Returns the task, or its dataclass, by name.
 
     Raises:
-      ValueError: if there is none, or it is no task.
+      ValueError: If the name is unknown, or names no task.
+
+    >>> find_task("ratings")
+    <class 'experiments.tasks.ratings.task.Ratings'>
     """
     if notice := removal_notice("task", name):
         raise ValueError(f"--task {name} was {notice}")
     if name not in TASKS and ":" not in name:
         raise ValueError(f"--task {name}{near(name, TASKS)} (your own: module:object)")
     look_in_the_current_folder()
-    found = find(TASKS.get(name, name))
-    if not isinstance(found, type):
-        check_task(found, name)
-    elif missing := [method for method in METHODS if not hasattr(found, method)]:
-        raise ValueError(f"--task {name} is a class without {', '.join(missing)}, and so no task")
-    elif not dataclasses.is_dataclass(found):
-        raise ValueError(f"--task {name} is a class and no dataclass: name a task made of it")
-    return found
+    task = find(TASKS.get(name, name))
+    if not isinstance(task, type):
+        check_task(task, name)
+    elif missing := [method for method in METHODS if not hasattr(task, method)]:
+        raise ValueError(f"--task {name} is no task: the class lacks {', '.join(missing)}")
+    elif not dataclasses.is_dataclass(task):
+        raise ValueError(f"--task {name} is a class but no dataclass: name an instance of it")
+    return task
 
 
 def needs_data(kind: type) -> bool:
-    """Returns whether tasks of `kind` have no rows unless a setting `data` says where they lie."""
+    """Returns whether a task requires the setting `data`.
+
+    >>> needs_data(find_task("clicks")), needs_data(find_task("ratings"))
+    (True, False)
+    """
     return any(
-        one.name == "data" and one.default is MISSING and one.default_factory is MISSING
-        for one in dataclasses.fields(kind)
+        field.name == "data" and field.default is MISSING and field.default_factory is MISSING
+        for field in dataclasses.fields(kind)
     )
 
 
 def model_task(name: str | None) -> Any:
-    """Returns the task called `name`; None if it is not given, as a model names its own."""
+    """Returns the task of a model by name.
+
+    Args:
+      name: Value of --task; None, which is returned, if the model names its task.
+    """
     look_in_the_current_folder()
     return None if name is None else find_task(name)

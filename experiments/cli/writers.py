@@ -1,4 +1,4 @@
-"""Writers of a run's log to TensorBoard and W&B."""
+"""Writers of a run's training log to TensorBoard and W&B."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ Write = Callable[[int, Mapping[str, float]], Any]
 
 LogTo = Literal["tensorboard", "wandb"] | None
 KINDS = {"tensorboard": ("tensorboardX", "clu"), "wandb": ("wandb",)}
-"""Modules that write for a program; one of them is enough."""
+"""Modules that can write for each program; one is enough."""
 
 
 def writer(kind: Literal["tensorboard", "wandb"], out: Path) -> MetricWriter:
-    """Returns a writer of a run's log to its folder `tensorboard`, or to W&B.
+    """Returns a writer of training logs to TensorBoard or W&B.
 
     Args:
       kind: Program that shows the log.
-      out: Run directory; the writer is opened at the first row, when it exists.
+      out: Run directory; TensorBoard's files go to its folder `tensorboard`, which is opened at the
+        first row of the log.
 
     Raises:
       ValueError: If no module for the program is installed.

@@ -235,7 +235,7 @@ def _command(name: str, run: FinishedRun) -> str:
     if run.history.selection is None:
         return train_command(run.task, run.spec, Path(name))
     if not (file := run.path / engine.ASKED).is_file():
-        return f"# of {name}: by a program alone, see dpsgd.select"
+        return f"# {name}: no command repeats this run; see dpsgd.select"
     return _sweep_command(file, run.task, Path(name), "--private")
 
 

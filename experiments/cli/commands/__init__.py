@@ -1,1 +1,1 @@
-"""Answers of the commands of `dpsgd`, imported when called: functions of their questions."""
+"""Functions that carry out the commands of `dpsgd`; each module is imported when called."""

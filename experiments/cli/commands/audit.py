@@ -1,4 +1,4 @@
-"""`dpsgd audit`: evidence against a claim: the program, the draws, or outputs of whole runs."""
+"""`dpsgd audit`: tests of a guarantee by the program, the draws or outputs of whole runs."""
 
 from __future__ import annotations
 
@@ -30,52 +30,52 @@ from samplers.settings import SETTINGS
 Progress = Callable[[str], None]
 
 
-def audit(asked: Audit) -> int:
-    """Audits a run; the status is 1 if a violation was found."""
-    population = asked.population(drawn=True)
+def audit(question: Audit) -> int:
+    """Audits a run; returns 1 if a violation was found."""
+    population = question.population(drawn=True)
     with Console() as console:
         console.progress("starting")
-        task = _probed_task(asked)
-        found = resolved(with_noise(asked.spec, task, population)[0], population)
-        claimed = _claimed(asked, found)
-        if not asked.black_box:
-            report = coupled(task, found, claimed, console.progress)
+        task = _probed_task(question)
+        run = resolved(with_noise(question.spec, task, population)[0], population)
+        claimed = _claimed(question, run)
+        if not question.black_box:
+            report = coupled(task, run, claimed, console.progress)
             for line in report.lines():
                 console.line(line)
             return 0 if report.passed else 1
-        bound = black_box(found, claimed, trials=asked.trials, progress=console.progress)
+        bound = black_box(run, claimed, trials=question.trials, progress=console.progress)
         from experiments.figures import black_box as figure  # the other audit needs no matplotlib
         from experiments.figures.drawing import save
 
-        assert asked.plot is not None, "it has a default"
-        save(figure.draw(bound), asked.plot)
-        for line in (*bound.lines(), f"plot: {asked.plot}"):
+        assert question.plot is not None, "it has a default"
+        save(figure.draw(bound), question.plot)
+        for line in (*bound.lines(), f"plot: {question.plot}"):
             console.line(line)
         return 1 if bound.violation else 0
 
 
-def _probed_task(asked: Audit) -> Trainable:
+def _probed_task(question: Audit) -> Trainable:
     """Returns the task to audit; without a store, clicks have the columns of Criteo Display Ads."""
-    if not asked.lacks_data:
-        return asked.subject
-    if asked.task != "clicks":
-        raise ValueError(f"--data is missing: the task {asked.task} needs it")
-    settings = {**asked.settings, "data": Path()}
+    if not question.lacks_data:
+        return question.subject
+    if question.task != "clicks":
+        raise ValueError(f"--data is missing: the task {question.task} needs it")
+    settings = {**question.settings, "data": Path()}
     network = settings["embedding_dim"] is not None or settings["hidden"] is not None
-    settings["model"] = settings["model"] or preset_for(asked.num_examples, network=network)
+    settings["model"] = settings["model"] or preset_for(question.num_examples, network=network)
     return ClickModels(Clicks(**settings).sizes, DISPLAY_ADS, 0)
 
 
-def _claimed(asked: Audit, run: ResolvedRun) -> BatchSampler | None:
+def _claimed(question: Audit, run: ResolvedRun) -> BatchSampler | None:
     """Returns the sampler whose guarantee is claimed; None for the run's own."""
-    if asked.claim is None:
+    if question.claim is None:
         return None
-    kind, drawn = SETTINGS[asked.claim], run.spec.sampler
-    both = {f.name for f in fields(kind)} & {f.name for f in fields(drawn)}
-    both -= {"max_batch_size", "overflow"}  # chosen anew
-    sampler = kind(**{name: getattr(drawn, name) for name in both})
-    asked = replace(asked, spec=replace(asked.spec, sampler=sampler))
-    return sampler.build(asked.population(drawn=True), run.delta)
+    kind, trained = SETTINGS[question.claim], run.spec.sampler
+    shared = {f.name for f in fields(kind)} & {f.name for f in fields(trained)}
+    shared -= {"max_batch_size", "overflow"}  # chosen anew
+    sampler = kind(**{name: getattr(trained, name) for name in shared})
+    question = replace(question, spec=replace(question.spec, sampler=sampler))
+    return sampler.build(question.population(drawn=True), run.delta)
 
 
 def coupled(
@@ -84,7 +84,7 @@ def coupled(
     claimed: BatchSampler | None = None,
     progress: Progress = lambda line: None,
 ) -> AuditReport:
-    """Audits the compiled program that trains a task by Adam, and its draws.
+    """Audits the compiled training step and the sampler's draws.
 
     Args:
       task: Task whose step is audited, on generated rows.
@@ -96,8 +96,8 @@ def coupled(
     refinement = refinement_of(task, mechanism, spec.calibration)
     progress("compiling and running the program that trains")
     num_steps = mechanism.sampler.num_steps
-    if isinstance(asked := spec.tables, Lazy):  # any step sizes: the program is the same
-        tables = replace(asked, learning_rate=1.0, momentum=asked.momentum or 0.0)
+    if isinstance(question := spec.tables, Lazy):  # any step sizes: the program is the same
+        tables = replace(question, learning_rate=1.0, momentum=question.momentum or 0.0)
         spec = replace(spec, tables=tables)
     algorithm = algorithm_of(task.loss, spec, num_steps)
     rows = task.generated(math.prod(mechanism.sampler.clipped_shape))
@@ -105,12 +105,12 @@ def coupled(
     sizes = hyperparameters(Settings().learning_rate, num_steps)
     state = state._replace(opt_state=with_hyperparameters(state.opt_state, sizes))
     claimed = claimed or mechanism.sampler
-    how: Any = {"claimed": claimed, "laws": True}
-    found = audit_synthetic(algorithm, mechanism, state, None, task.generated, **how)
+    claim: Any = {"claimed": claimed, "laws": True}
+    report = audit_synthetic(algorithm, mechanism, state, None, task.generated, **claim)
     if refinement is None:
-        return found
+        return report
     sums = audit_queries(refinement, mechanism, state.params, task.generated(ROWS))
-    return AuditReport(found.checks + sums.checks)
+    return AuditReport(report.checks + sums.checks)
 
 
 def black_box(
@@ -120,7 +120,7 @@ def black_box(
     trials: int,
     progress: Progress = lambda line: None,
 ) -> BlackBoxReport:
-    """Bounds epsilon from below by many runs of the sampler and the compiled step.
+    """Returns a lower bound on epsilon from many training runs.
 
     Args:
       run: Resolved run of a dense model.
@@ -129,7 +129,7 @@ def black_box(
       progress: Called with a line on the current work.
 
     Raises:
-      ValueError: If there is too little noise for any finite claim, or too few trials.
+      ValueError: If the claimed epsilon is infinite, or the trials are too few.
     """
     mechanism, delta = run.mechanism, run.delta
     progress("accounting for the claim")

@@ -14,35 +14,35 @@ from experiments.tasks.ratings.linear import GRID, LinearRatings
 from experiments.tasks.ratings.ratings import load
 
 
-def contributions(asked: Contributions) -> None:
-    """Prints how much users contribute, and the cost of a cap."""
+def contributions(question: Contributions) -> None:
+    """Prints how much users contribute and a cap's cost."""
     with going_on("reading the table"):
-        usage = usages.read(asked.table, asked.user, asked.loss)
+        usage = usages.read(question.table, question.user, question.loss)
     with Console() as console:
         console.line(usages.STAMP)
-        for line in usages.lines(usage, asked.target_epsilon):
+        for line in usages.lines(usage, question.target_epsilon):
             console.line(line)
         console.line("how far a cap may move the mean loss of a model, at most:")
-        console.table(*usages.table(usage, asked.caps))
+        console.table(*usages.table(usage, question.caps))
 
 
-def choose(asked: Choose) -> None:
-    """Prints a privately chosen linear model of ratings, and its guarantee."""
-    epsilon, cap = Fraction(asked.target_epsilon), asked.max_ratings
+def choose(question: Choose) -> None:
+    """Prints a privately chosen rating model and its guarantee."""
+    epsilon, cap = Fraction(question.target_epsilon), question.max_ratings
     terms = "cap public"
     with going_on("choosing"):
-        model = LinearRatings(load(asked.data))
+        model = LinearRatings(load(question.data))
         if cap is None:
-            terms = f"{asked.cap_epsilon} of it for the choice of the cap"
-            epsilon -= Fraction(asked.cap_epsilon)
+            terms = f"{question.cap_epsilon} of it for the choice of the cap"
+            epsilon -= Fraction(question.cap_epsilon)
             cap = private_quantile(
                 np.unique(model.train.user, return_counts=True)[1],
-                asked.cap_quantile,
-                epsilon=asked.cap_epsilon,
-                candidates=asked.caps,
+                question.cap_quantile,
+                epsilon=question.cap_epsilon,
+                candidates=question.caps,
             )
         weights = dict(zip(GRID, model.choose(cap, epsilon).tolist(), strict=True))
-    rest = " + ".join(f"{value:g} {name}" for name, value in weights.items() if name != "level")
-    print(f"rating = {3.5 + weights['level']:g} + {rest}, cap {cap}")
+    summands = " + ".join(f"{value:g} {name}" for name, value in weights.items() if name != "level")
+    print(f"rating = {3.5 + weights['level']:g} + {summands}, cap {cap}")
     terms = f"{terms}; where a user is removed, the same"
-    print(usages.pure_guarantee(asked.target_epsilon, terms))
+    print(usages.pure_guarantee(question.target_epsilon, terms))

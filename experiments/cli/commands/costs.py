@@ -20,18 +20,18 @@ from experiments.papers import episodic
 from samplers import Multistage
 
 
-def _segment(asked: OfSizes) -> tuple[Segment, float]:
+def _segment(question: OfSizes) -> tuple[Segment, float]:
     """Returns the releases of a planned run, and delta; any clipping norm costs the same."""
-    population = asked.population()
-    run = resolved(asked.spec.but(l2_clip_norm=1.0), population)
+    population = question.population()
+    run = resolved(question.spec.but(l2_clip_norm=1.0), population)
     sampler = run.mechanism.sampler
     return Segment(run.mechanism, unit=sampler.protected_unit(population)), run.delta
 
 
-def epsilon(asked: Epsilon) -> None:
-    """Prints the certified epsilon of a run, and of a private search over such runs."""
+def epsilon(question: Epsilon) -> None:
+    """Prints the certified epsilon of a run or private search."""
     with going_on("accounting"):
-        segment, delta = _segment(asked)
+        segment, delta = _segment(question)
         guarantee = cost([segment], delta)
     print(guarantee.sentence())
     for note in guarantee.notes:
@@ -39,13 +39,13 @@ def epsilon(asked: Epsilon) -> None:
     mechanism = segment.mechanism
     if isinstance(sampler := mechanism.sampler, Multistage):
         with going_on("accounting for alternatives"):
-            sizes = sampler.steps, sampler.draws, asked.sizes
-            others = episodic.compare(mechanism.noise_multiplier, *sizes, delta)
+            sizes = sampler.steps, sampler.draws, question.sizes
+            alternatives = episodic.compare(mechanism.noise_multiplier, *sizes, delta)
         print("at equal noise, protecting one example:")
-        for name, bound in others.items():
+        for name, bound in alternatives.items():
             print(f"  {name}: {bound}")
-    if asked.mean_trials is not None:
-        count = TrialCount(asked.mean_trials, asked.trials_shape)
+    if question.mean_trials is not None:
+        count = TrialCount(question.mean_trials, question.trials_shape)
         with going_on("accounting for the search"):
             best = cost([Trials(count, (segment,), "any score")], delta)
         print(
@@ -54,10 +54,10 @@ def epsilon(asked: Epsilon) -> None:
         )
 
 
-def calibrate(asked: Calibrate) -> None:
+def calibrate(question: Calibrate) -> None:
     """Prints the smallest noise multiplier that certifies the wanted epsilon."""
     with going_on("calibrating"):
-        segment, delta = _segment(asked)
+        segment, delta = _segment(question)
         guarantee = cost([segment], delta)
     sigma, sums = segment.mechanism.noise_multiplier, segment.mechanism.full_sums
     rounded = Bound(sigma, sigma).format_upper(".6g")  # rounded up: suffices as it is printed
@@ -65,23 +65,23 @@ def calibrate(asked: Calibrate) -> None:
     print(f"noise multiplier {rounded}{then} gives {guarantee.sentence()}")
 
 
-def compare(asked: Compare) -> None:
-    """Prints and draws the certified epsilon of every sampler over the noise."""
+def compare(question: Compare) -> None:
+    """Prints and draws certified epsilons of all samplers over noise."""
     from experiments.figures import comparison  # other costs need no matplotlib
     from experiments.figures.drawing import save
     from experiments.results.points import pivot
 
-    sizes, delta = (asked.num_examples, asked.batch_size, asked.epochs), asked.delta
+    sizes, delta = (question.num_examples, question.batch_size, question.epochs), question.delta
     samplers = comparison.all_samplers(*sizes)
     with Console() as console:
         profiles = {name: sampler.privacy for name, sampler in samplers.items()}
-        points = comparison.curves(profiles, asked.noise_multiplier, delta, console.progress)
+        points = comparison.curves(profiles, question.noise_multiplier, delta, console.progress)
         console.line(f"epsilon [lower, upper] at delta {format_delta(delta)} ({comparison.TERMS})")
         console.table(*pivot(points.to_dicts(), corner="sigma"))
-        if asked.plot is not None:
+        if question.plot is not None:
             title = "n = {:,}, b = {:,}, E = {:,}, δ = {}".format(*sizes, format_delta(delta))
-            save(comparison.draw(points, title), asked.plot)
-            console.line(f"drawn: {asked.plot}")
+            save(comparison.draw(points, title), question.plot)
+            console.line(f"drawn: {question.plot}")
 
 
 def ledger(config: Ledger) -> None:
@@ -89,7 +89,7 @@ def ledger(config: Ledger) -> None:
     history = _history(config.run)
     earlier = [_history(path) for path in config.earlier]
     if history.selection is not None and not history.attempts:
-        print("nothing is released yet; whatever will be costs what is said below")
+        print("nothing is released yet; the guarantee below covers all that will be")
     for attempt in history.attempts:
         mechanism, steps = attempt.terms.mechanism, attempt.steps
         print(
@@ -108,16 +108,15 @@ def ledger(config: Ledger) -> None:
     print(guarantee.sentence())
     if earlier:
         with going_on("accounting"):
-            whole = history.guarantee(*earlier)
-            alone = [guarantee, *(one.guarantee() for one in earlier)]
-        for note in filter(None, whole.notes):
+            joint = history.guarantee(*earlier)
+            alone = [guarantee, *(run_history.guarantee() for run_history in earlier)]
+        for note in filter(None, joint.notes):
             print(f"note on all {len(earlier) + 1} runs: {note}")
-        print(f"for a unit with rows in one of the runs alone: {_largest(alone, whole)}")
-        print(f"for a unit with rows in all {len(earlier) + 1} runs: {whole.sentence()}")
+        print(f"for a unit with rows in one of the runs alone: {_largest(alone, joint)}")
+        print(f"for a unit with rows in all {len(earlier) + 1} runs: {joint.sentence()}")
         print(
-            "not checked: in which of the runs a unit has rows. Runs on disjoint rows may have "
-            "rows of one person. A choice among the runs by private rows "
-            "is not covered"
+            "not checked: which runs have rows of a unit; even runs on disjoint rows may share a "
+            "person. Choosing among the runs by private rows is not covered"
         )
 
 
@@ -128,13 +127,21 @@ def _largest(guarantees: list[Guarantee], together: Guarantee) -> str:
       guarantees: Guarantee of each run.
       together: Joint guarantee, which names initial models that none of the runs trained.
     """
-    if void := [one for one in guarantees if one.epsilon is None or isinf(one.epsilon.upper)]:
+    if void := [
+        guarantee
+        for guarantee in guarantees
+        if guarantee.epsilon is None or isinf(guarantee.epsilon.upper)
+    ]:
         return f"{void[0].sentence()} (of one of the runs)"
-    upper = max(one.epsilon.upper for one in guarantees if one.epsilon)
-    delta = max(one.delta for one in guarantees)
+    upper = max(guarantee.epsilon.upper for guarantee in guarantees if guarantee.epsilon)
+    delta = max(guarantee.delta for guarantee in guarantees)
     stated = f"epsilon <= {Bound(0.0, upper).format_upper()} at delta {format_delta(delta)}"
-    if any(one.otherwise for one in guarantees):
-        most = max(bound.upper for one in guarantees if (bound := one.otherwise or one.epsilon))
+    if any(guarantee.otherwise for guarantee in guarantees):
+        most = max(
+            bound.upper
+            for guarantee in guarantees
+            if (bound := guarantee.otherwise or guarantee.epsilon)
+        )
         if most > upper:
             stated += " if interruptions did not depend on what the runs had released; otherwise "
             stated += f"<= {Bound(0.0, most).format_upper()}"

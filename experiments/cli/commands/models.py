@@ -18,17 +18,19 @@ from experiments.cli.tasks import model_task
 from experiments.tasks import TASKS
 
 
-def evaluate(asked: Evaluate) -> None:
+def evaluate(question: Evaluate) -> None:
     """Prints how well a model predicts labelled rows."""
     with going_on("evaluating"):
-        model, tables = _read(asked), []
-        if asked.deciles or asked.by is not None or asked.against is not None:
-            metrics, *tables = _fit(asked, model)
+        model, tables = _read(question), []
+        if question.deciles or question.by is not None or question.against is not None:
+            metrics, *tables = _fit(question, model)
         else:
-            metrics = model.evaluate(asked.data, split=asked.split)
-        own = asked.split in (None, "train") and trained_on(model, asked.data, kinds=TASKS)
-    if own:
-        print("note: among these rows are some that trained the model")
+            metrics = model.evaluate(question.data, split=question.split)
+        has_training_rows = question.split in (None, "train") and trained_on(
+            model, question.data, kinds=TASKS
+        )
+    if has_training_rows:
+        print("note: some of these rows trained the model")
     for name, value in metrics.items():
         print(f"{name}: {'undefined' if math.isnan(value) else f'{value:.6g}'}")
     console = Console()
@@ -37,47 +39,52 @@ def evaluate(asked: Evaluate) -> None:
         console.table(header, rows)
 
 
-def _read(asked: OfModel) -> TrainedModel:
-    return read_model(asked.model, task=model_task(asked.task), kinds=TASKS)
+def _read(question: OfModel) -> TrainedModel:
+    return read_model(question.model, task=model_task(question.task), kinds=TASKS)
 
 
-def _fit(asked: Evaluate, model: TrainedModel) -> Iterator[Any]:
+def _fit(question: Evaluate, model: TrainedModel) -> Iterator[Any]:
     """Yields the metrics of a model of clicks, then tables with their titles."""
     from experiments.results import clicks  # metrics alone need no matplotlib
 
-    rows = clicks.Rows(asked.data, asked.split, asked.by)
+    rows = clicks.Rows(question.data, question.split, question.by)
     fit = clicks.Fit.read("this model", model, rows)
     yield dataclasses.asdict(fit.metrics)
-    if asked.against is not None:
-        plain = read_model(asked.against, kinds=TASKS)
+    if question.against is not None:
+        plain = read_model(question.against, kinds=TASKS)
         clicks.check_twin(plain)
-        twin = clicks.Fit.read(str(asked.against), plain, rows)
+        twin = clicks.Fit.read(str(question.against), plain, rows)
         title = f"against {twin.name}, which has no guarantee (± standard error over the rows):"
         yield title, *clicks.cost([fit], twin)
     title = "predicted and observed positives, by"
-    if asked.deciles:
+    if question.deciles:
         groups = clicks.groups("decile", fit.deciles(), intervals=False)
         yield f"{title} the prediction:", *groups
-    if asked.by is not None:
-        yield f"{title} {asked.by}:", *clicks.groups(asked.by, fit.categories(), intervals=False)
+    if question.by is not None:
+        yield (
+            f"{title} {question.by}:",
+            *clicks.groups(question.by, fit.categories(), intervals=False),
+        )
 
 
-def score(asked: Score) -> None:
-    """Writes the predictions of a model, a line for each row."""
+def score(question: Score) -> None:
+    """Writes a model's predictions, one line per row."""
     with Console() as console:
         console.progress("starting")
-        RunDirectory.refuse_existing(asked.out)
-        model = _read(asked)
+        RunDirectory.refuse_existing(question.out)
+        model = _read(question)
         name = model.description.get("prediction", "prediction")
         rows, undefined = write_predictions(
-            asked.out,
-            model.predictions(asked.data, split=asked.split),
+            question.out,
+            model.predictions(question.data, split=question.split),
             name=name,
             columns=model.description.get("prediction_columns", ()),
-            keys=None if asked.key is None else (asked.key, model.keys(asked.data, asked.key)),
+            keys=None
+            if question.key is None
+            else (question.key, model.keys(question.data, question.key)),
             progress=lambda rows: console.progress(f"{rows:,} rows"),
         )
-        console.line(f"{counted(rows, 'row')} scored: {asked.out}")
+        console.line(f"{counted(rows, 'row')} scored: {question.out}")
     if undefined:
         print(
             f"note: {counted(undefined, 'row')} without a {name} (nan): training diverged, or the "
@@ -86,8 +93,8 @@ def score(asked: Score) -> None:
         )
 
 
-def export(asked: Export) -> None:
-    """Writes the model and the guarantee of a finished run to a folder."""
+def export(question: Export) -> None:
+    """Writes a finished run's model and guarantee to a folder."""
     with going_on("reading the run"):
-        export_model(asked.run, asked.out, task=model_task(asked.task), kinds=TASKS)
-    print(f"model and guarantee: {asked.out}")
+        export_model(question.run, question.out, task=model_task(question.task), kinds=TASKS)
+    print(f"model and guarantee: {question.out}")

@@ -1,4 +1,4 @@
-"""`dpsgd prepare`: raw data to a store of columns."""
+"""`dpsgd prepare`: turns raw data into a store of columns."""
 
 from __future__ import annotations
 
@@ -25,70 +25,74 @@ from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.splits import Split
 
 
-def prepare(asked: FromFiles | PrepareTfds | PrepareSynthetic) -> None:
+def prepare(question: FromFiles | PrepareTfds | PrepareSynthetic) -> None:
     """Turns raw data into a store."""
     with Console() as console:
-        rows, parts = _prepare(asked, console), ""
-        if asked.store.is_dir():
-            store = Store.open(asked.store)
+        rows, sizes = _prepare(question, console), ""
+        if question.store.is_dir():
+            store = Store.open(question.store)
             rows = store.num_rows
-            parts = ": " + ", ".join(f"{store.rows(split):,} {split}" for split in store.splits)
+            sizes = ": " + ", ".join(f"{store.rows(split):,} {split}" for split in store.splits)
         assert rows is not None, "a raw file has rows that were generated"
-        console.line(f"{counted(rows, 'row')} in {asked.store}{parts}")
+        console.line(f"{counted(rows, 'row')} in {question.store}{sizes}")
 
 
-def _prepare(asked: FromFiles | PrepareTfds | PrepareSynthetic, console: Console) -> int | None:
+def _prepare(question: FromFiles | PrepareTfds | PrepareSynthetic, console: Console) -> int | None:
     """Makes a store or a raw file; returns the number of rows of a raw file."""
-    progress = _shown(console)
-    if isinstance(asked, PrepareSynthetic):
-        write = synthetic.write_raw if asked.raw else synthetic.write_store
-        log = synthetic.LOGS[asked.like]
-        summary = write(asked.store, asked.num_rows, asked.seed, log=log, progress=progress)
+    progress = _row_progress(console)
+    if isinstance(question, PrepareSynthetic):
+        write = synthetic.write_raw if question.raw else synthetic.write_store
+        log = synthetic.LOGS[question.like]
+        summary = write(
+            question.store, question.num_rows, question.seed, log=log, progress=progress
+        )
         console.line(f"best reachable AUC: {summary.bayes_auc:.4f}")
         console.line(f"on the test rows: {summary.test_bayes_auc:.4f}")
         return summary.rows
-    if isinstance(asked, PrepareTfds):
+    if isinstance(question, PrepareTfds):
         source = importlib.import_module("experiments.tasks.clicks.tfds")
         names = "data_dir", "label", "leave_out", "text_buckets", "hash_seed"
-        how = {name: getattr(asked, name) for name in names}
-        how |= {"classes": asked.label_values, "progress": progress}
-        source.prepare(asked.name, asked.store, **how)
+        arguments = {name: getattr(question, name) for name in names}
+        arguments |= {"classes": question.label_values, "progress": progress}
+        source.prepare(question.name, question.store, **arguments)
         return None
-    found = replace(_format(asked), hash_seed=asked.hash_seed)
-    if asked.pipeline.beam:
-        runner = asked.pipeline.on_runner()
+    file_format = replace(_format(question), hash_seed=question.hash_seed)
+    if question.pipeline.beam:
+        runner = question.pipeline.on_runner()
         console.progress(f"a pipeline on {runner.name}")
         beam = importlib.import_module("experiments.beam.prepare")
-        beam.prepare(asked.files, asked.store, found, runner.write_store)
+        beam.prepare(question.files, question.store, file_format, runner.write_store)
     else:
-        found.prepare(asked.files, asked.store, progress=progress)
-    if isinstance(asked, PrepareCsv):
-        if left_out := found.left_out([found.open(path) for path in asked.files]):
+        file_format.prepare(question.files, question.store, progress=progress)
+    if isinstance(question, PrepareCsv):
+        if left_out := file_format.left_out([file_format.open(path) for path in question.files]):
             console.line(f"left out: {listed(left_out)}")
-        columns = found.schema
+        columns = file_format.schema
         if without := [name for name in columns.integers if name not in columns.bounded]:
             console.line(f"numbers without public bounds (--bounds): {listed(without)}")
     return None
 
 
-def _format(asked: FromFiles) -> Any:
+def _format(question: FromFiles) -> Any:
     """Returns the format of files: a `Format`."""
-    if isinstance(asked, PrepareCriteoSearch):
-        return replace(SEARCH, schema=schema.sponsored_search(asked.include))
-    if not isinstance(asked, PrepareCsv):
+    if isinstance(question, PrepareCriteoSearch):
+        return replace(SEARCH, schema=schema.sponsored_search(question.include))
+    if not isinstance(question, PrepareCsv):
         return DISPLAY
     names = "categories", "numbers", "buckets", "transform", "missing"
-    how = {name: getattr(asked, name) for name in names}
-    how["bounds"] = _by_column("--bounds", asked.bounds, ":", _ends, "LOW:HIGH", "[LOW, HIGH]")
-    wanted = "VALUE,VALUE,...", '["VALUE", "VALUE", ...]'
-    how["values"] = _by_column("--values", asked.values, ",", _texts, *wanted)
-    if asked.label_bounds is not None:
-        how["label_bounds"] = _range("--label-bounds", asked.label_bounds)
-    columns = table_schema(asked.label, classes=asked.label_values, **how)
-    return table_format(columns, split=Split(asked.order, asked.split))
+    arguments = {name: getattr(question, name) for name in names}
+    arguments["bounds"] = _by_column(
+        "--bounds", question.bounds, ":", _ends, "LOW:HIGH", "[LOW, HIGH]"
+    )
+    value_syntax = "VALUE,VALUE,...", '["VALUE", "VALUE", ...]'
+    arguments["values"] = _by_column("--values", question.values, ",", _texts, *value_syntax)
+    if question.label_bounds is not None:
+        arguments["label_bounds"] = _range("--label-bounds", question.label_bounds)
+    columns = table_schema(question.label, classes=question.label_values, **arguments)
+    return table_format(columns, split=Split(question.order, question.split))
 
 
-def _shown(console: Console) -> Callable[[int], None]:
+def _row_progress(console: Console) -> Callable[[int], None]:
     return lambda rows: console.progress(f"{rows:,} rows")
 
 
@@ -100,31 +104,31 @@ def _by_column(
     wanted: str,
     wanted_in_files: str,
 ) -> dict[str, Any]:
-    """Returns what an option says of columns, in its words or in files.
+    """Returns the value of each column that an option declares.
 
     Args:
-      option: Its name.
+      option: Name of the option, such as `--bounds`.
       given: COLUMN=PART... each, or a TOML file of COLUMN = [PART, ...].
-      separator: Of the parts.
-      parsed: Returns what parts mean; a TypeError or ValueError where they mean nothing.
-      wanted: Parts, as people see them.
-      wanted_in_files: The same in files.
+      separator: Separator of the parts.
+      parsed: Converts the parts to a value; raises TypeError or ValueError if they are invalid.
+      wanted: Syntax of the parts on the command line, for errors.
+      wanted_in_files: Syntax of the parts in files, for errors.
     """
-    found: dict[str, Any] = {}
+    parsed_values: dict[str, Any] = {}
     for text in given:
-        name, is_pair, parts = text.partition("=")
-        columns = {name: parts.split(separator)} if is_pair else _toml(Path(text))
+        name, is_pair, values = text.partition("=")
+        columns = {name: values.split(separator)} if is_pair else _toml(Path(text))
         for column, texts in columns.items():
             try:
                 value = parsed(texts)
             except (TypeError, ValueError):
                 raise ValueError(
-                    f"{option if is_pair else text}: {column!a} has no "
-                    f"{option.strip('-')} {wanted if is_pair else wanted_in_files}"
+                    f"{option if is_pair else text}: {column!a} needs {option.strip('-')} of the "
+                    f"form {wanted if is_pair else wanted_in_files}"
                 ) from None
-            if found.setdefault(column, value) != value:
+            if parsed_values.setdefault(column, value) != value:
                 raise ValueError(f"{option}: {column} is given twice, with different values")
-    return found
+    return parsed_values
 
 
 def _range(option: str, given: str) -> tuple[float, float]:
@@ -134,15 +138,15 @@ def _range(option: str, given: str) -> tuple[float, float]:
         raise ValueError(f"{option} takes LOW:HIGH, two numbers, not {given!a}") from None
 
 
-def _ends(parts: list[Any]) -> tuple[float, float]:
-    low, high = map(float, parts)
+def _ends(ends: list[Any]) -> tuple[float, float]:
+    low, high = map(float, ends)
     return low, high
 
 
-def _texts(parts: list[Any]) -> tuple[str, ...]:
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+def _texts(texts: list[Any]) -> tuple[str, ...]:
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise TypeError
-    return tuple(parts)
+    return tuple(texts)
 
 
 def _toml(path: Path) -> dict[str, Any]:

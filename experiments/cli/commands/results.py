@@ -1,4 +1,4 @@
-"""`dpsgd sweep`, `results` and `report`: many runs, and the table that they make."""
+"""`dpsgd sweep`, `results` and `report`: many runs and their table."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ DEVICES = (1, 2, 4, 8, 64)
 
 
 def sweep(config: questions.Sweep) -> None:
-    """Carries out the runs of a file; a dry run prints how long they take."""
+    """Carries out a sweep file's runs, or forecasts their hours."""
     if config.private:
         return _select(config)
     file = file_of(config.config)
-    asked = file.read_bytes()
-    parsed = Sweep.parse(asked, str(file))
+    content = file.read_bytes()
+    parsed = Sweep.parse(content, str(file))
     with Console() as console:
         console.progress("starting")
-        how: dict[str, Any] = {"where": str(config.config), "workers": config.workers}
-        how["progress"] = console.progress
+        arguments: dict[str, Any] = {"where": str(config.config), "workers": config.workers}
+        arguments["progress"] = console.progress
         if config.out is None or config.dry_run:
-            return _show_forecast(console, *engine.forecast(parsed, config.data, **how))
-        summary = engine.run_sweep(parsed, config.data, config.out, **how)
+            return _show_forecast(console, *engine.forecast(parsed, config.data, **arguments))
+        summary = engine.run_sweep(parsed, config.data, config.out, **arguments)
         summary = summary.showing(config.headline, config.better)
-        written = engine.write(summary, config.out, asked)
+        written = engine.write(summary, config.out, content)
         console.line(summary.setting)
         for view in summary.views:
             if view.title:
@@ -51,18 +51,20 @@ def sweep(config: questions.Sweep) -> None:
         console.line(f"written: {', '.join(map(str, written))}")
 
 
-def _show_forecast(console: Console, parts: Any, device: str) -> None:
+def _show_forecast(console: Console, forecasts: Any, device: str) -> None:
     """Prints the runs, steps and hours of a sweep's parts.
 
     Args:
       console: Console to print on.
-      parts: Forecasts by `experiments.sweeps.engine.forecast`.
+      forecasts: Forecasts by `experiments.sweeps.engine.forecast`, one a panel.
       device: Device that was timed.
     """
     header = ["", "runs", "steps", *(f"hours on {count}" for count in DEVICES)]
-    sizes = [[part.title, f"{part.runs:,}", f"{part.steps:,}"] for part in parts]
-    hours = [[f"{part.hours(count):.3g}" for count in DEVICES] for part in parts]
-    console.table(header, [row + more for row, more in zip(sizes, hours, strict=True)])
+    sizes = [
+        [forecast.title, f"{forecast.runs:,}", f"{forecast.steps:,}"] for forecast in forecasts
+    ]
+    hours = [[f"{forecast.hours(count):.3g}" for count in DEVICES] for forecast in forecasts]
+    console.table(header, [row + columns for row, columns in zip(sizes, hours, strict=True)])
     console.line(
         f"Hours of training on this number of devices like the timed one, {device}, one run per "
         "device at a time, without compiling, audits and evaluations."
@@ -70,7 +72,7 @@ def _show_forecast(console: Console, parts: Any, device: str) -> None:
 
 
 def show_view(console: Console, view: views.View) -> None:
-    """Prints the tables of a view of runs, and its best line.
+    """Prints a view's tables and its best setting.
 
     Args:
       console: Console to print on.
@@ -86,16 +88,16 @@ def show_view(console: Console, view: views.View) -> None:
 def _select(config: questions.Sweep) -> None:
     """Runs `dpsgd sweep --private`."""
     assert config.out is not None, "checked"
-    where = str(config.config)
-    asked = file_of(config.config).read_bytes()
-    search = private.PrivateSweep.parse(asked, where)
+    file_name = str(config.config)
+    content = file_of(config.config).read_bytes()
+    search = private.PrivateSweep.parse(content, file_name)
     with Console(timed=False) as console:  # how long it takes tells how many trials there are
         console.progress("starting")
-        task = engine.task_of(search, config.data, where)
-        score, better = search.scored(task, where)
+        task = engine.task_of(search, config.data, file_name)
+        score, better = search.scored(task, file_name)
         record = dpsgd.select(
             task,
-            search.candidates(where),
+            search.candidates(file_name),
             config.out,
             score=score,
             better=better,
@@ -103,12 +105,12 @@ def _select(config: questions.Sweep) -> None:
             name=search.task_name,
             progress=console.progress,
         )
-        write_atomically(config.out / engine.ASKED, lambda file: file.write(asked))
+        write_atomically(config.out / engine.ASKED, lambda file: file.write(content))
         show(console, config.out, record)
 
 
 def results(config: questions.Results) -> None:
-    """Prints the table of finished runs, or one column over another; writes and draws it."""
+    """Prints, writes and draws the table of finished runs."""
     if config.x is None and config.plot is not None:
         return _draw_sweeps(config, config.plot)
     with Console() as console:
@@ -117,10 +119,10 @@ def results(config: questions.Results) -> None:
         for path in unfinished:
             console.line(f"note: {path} is not finished, and left out")
         if config.x is None:
-            for part in listings.by_task(table):
-                headline = Headline.choose(part, config.y, config.better)
-                console.table(*listings.overview(part, [headline.name, *config.columns]))
-                console.line(listings.caption(part))
+            for task_table in listings.by_task(table):
+                headline = Headline.choose(task_table, config.y, config.better)
+                console.table(*listings.overview(task_table, [headline.name, *config.columns]))
+                console.line(listings.caption(task_table))
         else:
             is_setting = config.y in table.frame.columns and config.y not in table.metrics
             chosen = Headline if is_setting else partial(Headline.choose, table)
@@ -142,15 +144,15 @@ def _draw_sweeps(config: questions.Results, plot: Path) -> None:
         for path in config.runs:
             if not engine.is_sweep(path):
                 raise ValueError(
-                    f"{path} is no sweep with panels of its own: --plot needs --x, its axis"
+                    f"{path} is no folder of a sweep: to draw runs, give --plot an axis by --x"
                 )
-        found = [engine.read(path).showing(config.y, config.better) for path in config.runs]
-        save(draw_rows([(summary.title, summary.views) for summary in found]), plot)
+        summaries = [engine.read(path).showing(config.y, config.better) for path in config.runs]
+        save(draw_rows([(summary.title, summary.views) for summary in summaries]), plot)
         console.line(f"drawn: {plot}")
 
 
 def report(config: questions.Report) -> None:
-    """Writes a page about finished runs and sweeps, and its Markdown."""
+    """Writes an HTML page about finished runs and sweeps."""
     from experiments.results import clicks, page, render  # tables alone need no Markdown
 
     folder = config.markdown
@@ -160,16 +162,16 @@ def report(config: questions.Report) -> None:
         if config.data is not None:
             split = config.split if config.data.is_dir() else None
             rows = clicks.Rows(config.data, split, config.by)
-        shown = config.title, config.headline, config.better
-        made = page.page(
-            config.runs, *shown, origin=origin("Written"), rows=rows, against=config.against
+        heading = config.title, config.headline, config.better
+        built = page.page(
+            config.runs, *heading, origin=origin("Written"), rows=rows, against=config.against
         )
-        files = {config.out: render.document(made).encode()}
+        files = {config.out: render.document(built).encode()}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            files[folder / questions.MARKDOWN] = made.markdown.encode()
-            files |= {folder / name: content for name, content in made.figures.items()}
+            files[folder / questions.MARKDOWN] = built.markdown.encode()
+            files |= {folder / name: content for name, content in built.figures.items()}
         for path, content in files.items():
             write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
-        more = f"; Markdown: {folder / questions.MARKDOWN}" if folder else ""
-        console.line(f"report: {config.out}{more}")
+        markdown = f"; Markdown: {folder / questions.MARKDOWN}" if folder else ""
+        console.line(f"report: {config.out}{markdown}")

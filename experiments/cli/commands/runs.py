@@ -23,37 +23,37 @@ from experiments.tasks import task_of
 
 
 @contextmanager
-def _trained(asked: Train | Resume, out: Path) -> Iterator[tuple[Console, dict[str, Any]]]:
+def _trained(question: Train | Resume, out: Path) -> Iterator[tuple[Console, dict[str, Any]]]:
     """Yields a terminal, and the settings that runs and resumed runs share."""
     with (
-        together(asked.devices, out) as processes,
+        together(question.devices, out) as processes,
         Console(quiet=not processes.first) as console,
     ):
         console.progress("starting")
-        log = asked.log_to and writer(asked.log_to, out)
-        placement = placement_of(asked.devices)
+        log = question.log_to and writer(question.log_to, out)
+        placement = placement_of(question.devices)
         yield console, {"placement": placement, "started": cli.started, "log": log}
 
 
-def train(asked: Train) -> None:
-    """Trains a task; a dry run prints facts, one a line."""
-    task = asked.subject
-    with _trained(asked, asked.out) as (console, how):
-        if asked.dry_run:
-            shared = {"placement": how["placement"], "progress": console.progress}
-            for line in facts(dry_run(task, asked.spec, name=asked.task, **shared)):
+def train(question: Train) -> None:
+    """Trains a task, or prints facts about a run."""
+    task = question.subject
+    with _trained(question, question.out) as (console, arguments):
+        if question.dry_run:
+            shared = {"placement": arguments["placement"], "progress": console.progress}
+            for line in facts(dry_run(task, question.spec, name=question.task, **shared)):
                 console.line(line)
             return
-        how |= {"name": asked.task, "progress": console.tell}
-        if asked.begin:
-            dpsgd.Run.create(task, asked.spec, asked.out, **how)
-            console.line(f"begun: dpsgd resume {asked.out}")
+        arguments |= {"name": question.task, "progress": console.tell}
+        if question.begin:
+            dpsgd.Run.create(task, question.spec, question.out, **arguments)
+            console.line(f"created; to train it: dpsgd resume {question.out}")
         else:
-            show(console, asked.out, dpsgd.run(task, asked.spec, asked.out, **how))
+            show(console, question.out, dpsgd.run(task, question.spec, question.out, **arguments))
 
 
 def facts(plan: Any) -> list[str]:
-    """Returns the facts about a run that a dry run prints, one a line.
+    """Returns the lines that a dry run prints.
 
     Args:
       plan: Result of `dpsgd.runs.dry_run.dry_run`.
@@ -71,36 +71,36 @@ def facts(plan: Any) -> list[str]:
     ]
 
 
-def resume(asked: Resume) -> None:
+def resume(question: Resume) -> None:
     """Resumes a run from its last checkpoint."""
-    with _trained(asked, asked.run) as (console, how):
+    with _trained(question, question.run) as (console, how):
         look_in_the_current_folder()
-        task = task_of(asked.run, data=asked.data)
-        record = dpsgd.resume(asked.run, task, progress=console.progress, **how)
-        show(console, asked.run, record)
+        task = task_of(question.run, data=question.data)
+        record = dpsgd.resume(question.run, task, progress=console.progress, **how)
+        show(console, question.run, record)
 
 
-def batches(asked: Batches) -> None:
-    """Draws the batches of a run ahead, and writes them to a folder."""
+def batches(question: Batches) -> None:
+    """Draws a run's batches ahead and writes them to files."""
     with Console() as console:
         console.progress("starting")
         look_in_the_current_folder()
-        task = task_of(asked.run, data=asked.data)
+        task = task_of(question.run, data=question.data)
         write: Any = draw_here
-        if asked.pipeline.beam:
+        if question.pipeline.beam:
             draws = importlib.import_module("experiments.beam.draws")
-            write = draws.drawn_by(asked.pipeline.on_runner().write_batches, task.columns)
-        place = placement_of(asked.devices)
-        begun = dpsgd.Run.open(asked.run, task, placement=place, progress=console.progress)
-        files = begun.draw(asked.out, write)
+            write = draws.drawn_by(question.pipeline.on_runner().write_batches, task.columns)
+        place = placement_of(question.devices)
+        run = dpsgd.Run.open(question.run, task, placement=place, progress=console.progress)
+        files = run.draw(question.out, write)
         if files is None:
-            console.line(f"the run is finished, and needs no batches: dpsgd report {asked.run}")
+            console.line(f"the run is finished and needs no batches: dpsgd report {question.run}")
         else:
-            console.line(f"{counted(files, 'file')} in {asked.out}; dpsgd resume {asked.run}")
+            console.line(f"{counted(files, 'file')} in {question.out}; dpsgd resume {question.run}")
 
 
 def show(console: Console, path: Path, record: dict[str, Any]) -> None:
-    """Prints the metrics, the guarantee and the audit of a finished run.
+    """Prints a finished run's metrics, guarantee and audit.
 
     Args:
       console: Console to print on.

@@ -1,7 +1,7 @@
-"""What each command can be asked: dataclasses of its options, by subject.
+"""Questions: dataclasses with the options of each command, by subject.
 
-The help of a command imports no more than its own module here; the module that answers it,
-`experiments.cli.commands.NAME`, is imported when it is called.
+The help of a command imports only the module of its question; the module that carries it out, in
+`experiments.cli.commands`, is imported when the command is called.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from experiments.cli import outputs
-from experiments.cli.options import PLACE, Option, made, options_of
+from experiments.cli.options import PLACE, Option, build, options_of
 
 LAST = ("headline", "better", "plot", "overwrite")
-"""Options on how an answer is shown, which end a help; what must be given begins it."""
+"""Options on the presentation of results, listed last in a help."""
 
 
 class Question:
-    """Base of what commands can be asked.
+    """Base of the questions: options of a command as fields.
 
     Attributes:
-      MADE: Fields that options of other classes make.
-      ANSWERED_BY: Module in `experiments.cli.commands` of the answer; "" if it is called as that of
-        the question.
-      ABOUT_RUN: Whether errors name settings of runs, which are options of the command.
+      MADE: Fields that are built from options of other classes.
+      ANSWERED_BY: Module in `experiments.cli.commands` that carries out the command; "" if it has
+        the name of the question's module.
+      ABOUT_RUN: Whether errors may name settings of runs, which are options of the command.
     """
 
     MADE: ClassVar[tuple[str, ...]] = ()
@@ -34,27 +34,39 @@ class Question:
 
     @classmethod
     def options(cls, words: Sequence[str]) -> list[Option]:
-        """Returns the options of the command, as far as its words choose them.
+        """Returns the options of the command.
+
+        Args:
+          words: Words after the command; a sampler or a task named there adds its options.
 
         Raises:
-          ValueError: If a word names what does not exist.
+          ValueError: If the words name an unknown sampler or task.
         """
         del words
         return sorted(options_of(cls), key=_order)
 
     @classmethod
     def elsewhere(cls, name: str) -> str:
-        """Returns where an option belongs that the command has not, in words; "" if nowhere."""
+        """Returns where an unknown option belongs, or "".
+
+        Args:
+          name: Name of the option in Python's spelling.
+        """
         del name
         return ""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], **others: Any) -> Any:
-        """Returns the question that values of the options, and other fields, make."""
-        return made(cls, values, **others)
+    def build(cls, values: Mapping[str, Any], **others: Any) -> Any:
+        """Builds the question from option values.
+
+        Args:
+          values: Values of the options by name.
+          **others: Values of fields that are no options.
+        """
+        return build(cls, values, **others)
 
     def check(self) -> None:
-        """Raises an error for what cannot be done, before the command is imported."""
+        """Refuses impossible requests before the command is imported."""
 
 
 def _order(option: Option) -> tuple[bool, bool]:
@@ -75,7 +87,7 @@ class OfRun(Question):
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn(Question):
-    """Base of questions that a figure answers.
+    """Base of questions whose results can be drawn.
 
     Attributes:
       plot: Figure to draw: .png, .pdf or .svg.

@@ -1,4 +1,4 @@
-"""A run as options of a command: its sampler, its settings, its task, its sizes."""
+"""Options of a run: its sampler, its settings, its task and its sizes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dpsgd.runs.spec import PARTS, RunSpec, known_options
 from dpsgd.runs.support import check
 from experiments.cli.options import (
     Option,
+    build,
     look_in_the_current_folder,
-    made,
     options_of,
     word_of,
 )
@@ -34,31 +34,37 @@ FOR_PROGRAMS = {
     "checkpoint_seconds": "the default suits runs of any length",
     "clip_gamma": "the default suits gradients of any size",
     "clip_shares": "groups get equal shares",
-    "coefficients": "--bands has the square root's",
+    "coefficients": "--bands uses the coefficients of the square root",
     "flush_every": "it follows from the tables' size",
     "init_seed": "only repeated runs need several",
     "optimistic": "it serves studies of shuffling",
 }
-"""Options of a run that only Python and sweeps have, with the reason."""
+"""Options of a run that only Python and sweep files can set, with the reason."""
 
 ORDER = (
     *("options", "sampler options", "privacy options", "optimizer options", "task options"),
     *("run options", "clipping options", "average options", "noise options", "tables options"),
 )
-"""Groups of options in the order of the help: for newcomers first, for clusters last."""
+"""Groups of options in the order of the help, newcomers' groups first."""
 
 _GROUPS = {"target_delta": "privacy", "l2_clip_norm": "optimizer"}
-"""Groups of options that belong to no part of `RunSpec`; the default is "run"."""
+"""Groups of options outside the parts of `RunSpec`; the default is "run"."""
 
 
 # --- Samplers and runs as options -----------------------------------------------------------------
 
 
 def sampler_kind(name: str) -> type[SamplerSettings]:
-    """Returns the settings of a sampler of the package, or of another module.
+    """Returns the settings class of a sampler.
+
+    Args:
+      name: Name of a sampler, or module:Class for a sampler outside the package.
 
     Raises:
-      ValueError: If there is no such sampler.
+      ValueError: If the sampler is unknown.
+
+    >>> sampler_kind("poisson").name
+    'poisson'
     """
     if ":" in name:
         look_in_the_current_folder()
@@ -69,11 +75,15 @@ def sampler_kind(name: str) -> type[SamplerSettings]:
 
 
 def sampler_options(name: str | None) -> list[Option]:
-    """Returns the option `sampler` and the settings of a sampler; without a name, of all."""
+    """Returns the option `sampler` and its samplers' options.
+
+    Args:
+      name: Name of the sampler; None for the options of all samplers.
+    """
     names = ", ".join(SETTINGS)
     text = f"Sampler, also as sampler:NAME: {names}, or your own as module:Class. "
     text += "balls-and-bins and poisson need the least noise."
-    found = {"sampler": Option("sampler", str, MISSING, text)}
+    options_by_name = {"sampler": Option("sampler", str, MISSING, text)}
     kinds = [sampler_kind(name)] if name else list(SETTINGS.values())
     owners: dict[str, list[str]] = {}
     for kind in kinds:
@@ -85,17 +95,25 @@ def sampler_options(name: str | None) -> list[Option]:
                 text = f"{text.rstrip('.')}. Default: {chosen}."
             if not name and default is MISSING:
                 default = None
-            found.setdefault(option.name, dataclasses.replace(option, text=text, default=default))
+            options_by_name.setdefault(
+                option.name, dataclasses.replace(option, text=text, default=default)
+            )
             owners.setdefault(option.name, []).append(kind.name)
     for option_name, having in owners.items():
         if len(having) < len(kinds):
-            text = f"{found[option_name].text} (Of {', '.join(having)}.)"
-            found[option_name] = dataclasses.replace(found[option_name], text=text)
-    return list(found.values())
+            text = f"{options_by_name[option_name].text} (For {', '.join(having)}.)"
+            options_by_name[option_name] = dataclasses.replace(
+                options_by_name[option_name], text=text
+            )
+    return list(options_by_name.values())
 
 
 def run_options(*names: str, **defaults: Any) -> dict[str, Any]:
-    """Returns options of a run with their defaults, or others; MISSING of one that is required.
+    """Returns options of a run with their defaults.
+
+    Args:
+      *names: Options that have the default of `RunSpec`.
+      **defaults: Other options with their defaults; MISSING for required options.
 
     >>> run_options("target_delta", calibration="none")
     {'target_delta': None, 'calibration': 'none'}
@@ -104,32 +122,40 @@ def run_options(*names: str, **defaults: Any) -> dict[str, Any]:
 
 
 def options_of_run(defaults: Mapping[str, Any]) -> list[Option]:
-    """Returns options of a run, each in the group of its part of `RunSpec`."""
-    found = []
+    """Returns options of a run, grouped by part of `RunSpec`.
+
+    Args:
+      defaults: Default of each option by name.
+    """
+    options = []
     for name, default in defaults.items():
         option = known_options()[name]
-        kinds = (part for part, kinds in PARTS.items() if option.owner in kinds.values())
-        part = name if name in PARTS else next(kinds, _GROUPS.get(name, "run"))
+        kinds = (part_name for part_name, kinds in PARTS.items() if option.owner in kinds.values())
+        part_name = name if name in PARTS else next(kinds, _GROUPS.get(name, "run"))
         about = (option.owner.__doc__ or "").partition("\n")[0]
         text = field_texts(option.owner).get(option.field, about)
-        found.append(Option(name, option.type, default, text, f"{part} options"))
-    return found
+        options.append(Option(name, option.type, default, text, f"{part_name} options"))
+    return options
 
 
 def with_names(text: str) -> str:
-    """Returns a text with names of options as a command has them."""
-    of_samplers = (one.name for kind in SETTINGS.values() for one in dataclasses.fields(kind))
-    known = {*known_options(), *of_samplers}
+    """Replaces names of options by their flags.
+
+    >>> with_names("Needs batch_size and an epsilon.")
+    'Needs --batch-size and an epsilon.'
+    """
+    of_samplers = (field.name for kind in SETTINGS.values() for field in dataclasses.fields(kind))
+    names = {*known_options(), *of_samplers}
     return re.sub(
         r"\b[a-z0-9]+(_[a-z0-9]+)+\b",
-        lambda found: f"--{found[0].replace('_', '-')}" if found[0] in known else found[0],
+        lambda match: f"--{match[0].replace('_', '-')}" if match[0] in names else match[0],
         text,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AboutRun(Question):
-    """A run, by its sampler and its options."""
+    """Base of questions about a run, given by sampler and options."""
 
     spec: RunSpec
 
@@ -138,57 +164,68 @@ class AboutRun(Question):
 
     @classmethod
     def offered(cls) -> dict[str, Any]:
-        """Returns the options of `RunSpec` that the command has, with its defaults."""
+        """Returns the command's options of `RunSpec`, with defaults."""
         raise NotImplementedError
 
     @classmethod
     def options(cls, words: Sequence[str]) -> list[Option]:
-        """Returns the options of the command, with those of the sampler that words name."""
+        """Returns the options of the command and the sampler.
+
+        Args:
+          words: Words after the command, which may name a sampler.
+        """
         offered = cls.offered()
-        drawn = sampler_options(word_of(words, "sampler"))
+        sampler_flags = sampler_options(word_of(words, "sampler"))
         # The length of a cycle follows from the bands.
-        drawn = [one for one in drawn if one.name != "cycle_length" or "bands" not in offered]
+        sampler_flags = [
+            option
+            for option in sampler_flags
+            if option.name != "cycle_length" or "bands" not in offered
+        ]
         return joined_options(
-            [*super().options(words), *drawn, *options_of_run(offered)], "sampler"
+            [*super().options(words), *sampler_flags, *options_of_run(offered)], "sampler"
         )
 
     @classmethod
     def elsewhere(cls, name: str) -> str:
-        """Returns which sampler has an option, or that programs set it."""
+        """Returns which samplers or programs set an unknown option.
+
+        Args:
+          name: Name of the option in Python's spelling.
+        """
         if name in known_options() and name not in cls.offered():
-            return (
-                f"Python and the files of sweeps have {name} ({FOR_PROGRAMS.get(name, 'RunSpec')})"
-            )
+            reason = f" ({FOR_PROGRAMS[name]})" if name in FOR_PROGRAMS else ""
+            return f"only Python and sweep files can set {name}{reason}"
         owners = [key for key, kind in SETTINGS.items() if name in kind.__dataclass_fields__]
-        return f"it goes with sampler {' or '.join(owners)}" if owners else ""
+        return f"it belongs to sampler {' or '.join(owners)}" if owners else ""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], **others: Any) -> Any:
-        """Returns the question that values of the options make.
+    def build(cls, values: Mapping[str, Any], **others: Any) -> Any:
+        """Builds the question from option values.
 
         Raises:
           ValueError: For choices that do not go together.
         """
-        sampler = made(sampler_kind(values["sampler"]), values)
+        sampler = build(sampler_kind(values["sampler"]), values)
         spec = RunSpec.of(sampler, **{name: values[name] for name in cls.offered()})
         check(spec)
-        return super().of(values, spec=spec, **others)
+        return super().build(values, spec=spec, **others)
 
 
 def joined_options(options: Sequence[Option], part: str) -> list[Option]:
-    """Returns options sorted by group, with names in their texts as a command has them.
+    """Returns options sorted by group, with flags in texts.
 
     Args:
       options: Options of the command, and of a sampler or a task.
       part: Option that chose the sampler or the task, for errors.
 
     Raises:
-      ValueError: If a setting of a sampler or a task is called as another option.
+      ValueError: If a setting of a sampler or a task has the name of another option.
     """
     names = [option.name for option in options]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
-            f"--{part}: its setting {twice[0]} is called as one of the command's own: rename it"
+            f"--{part}: its setting {twice[0]} has the name of an option of the command: rename it"
         )
     options = [dataclasses.replace(option, text=with_names(option.text)) for option in options]
     return sorted(options, key=lambda o: (*ORDER, o.group).index(o.group))
@@ -196,7 +233,7 @@ def joined_options(options: Sequence[Option], part: str) -> list[Option]:
 
 @dataclass(frozen=True, kw_only=True)
 class OfTask(AboutRun):
-    """A run of a task.
+    """Base of questions about a run of a task.
 
     Attributes:
       task: Task to train: clicks, images, ratings, or your own as module:object (imported from the
@@ -210,48 +247,52 @@ class OfTask(AboutRun):
 
     @classmethod
     def options(cls, words: Sequence[str]) -> list[Option]:
-        """Returns the options of the command, with the settings of the task that words name."""
-        found = super().options(words)
+        """Returns the options of the command, sampler and task.
+
+        Args:
+          words: Words after the command, which may name a sampler and a task.
+        """
+        command_options = super().options(words)
         kind = find_task(word_of(words, "task") or DEFAULT)
-        for one in options_of(kind, "task options") if isinstance(kind, type) else ():
-            if one.name == "data":
-                default = None if one.default is MISSING and not cls.PLACED else one.default
-                one = dataclasses.replace(one, place=cls.PLACED, default=default)
-            found.append(one)
-        return joined_options(found, "task")
+        for option in options_of(kind, "task options") if isinstance(kind, type) else ():
+            if option.name == "data":
+                default = None if option.default is MISSING and not cls.PLACED else option.default
+                option = dataclasses.replace(option, place=cls.PLACED, default=default)
+            command_options.append(option)
+        return joined_options(command_options, "task")
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], **others: Any) -> Any:
-        """Returns the question that values of the options make."""
+    def build(cls, values: Mapping[str, Any], **others: Any) -> Any:
+        """Builds the question from option values."""
         kind = find_task(values["task"])
-        names = [one.name for one in options_of(kind)] if isinstance(kind, type) else []
+        names = [option.name for option in options_of(kind)] if isinstance(kind, type) else []
         settings = {name: values[name] for name in names}
-        return super().of(values, settings=settings, **others)
+        return super().build(values, settings=settings, **others)
 
     @cached_property
     def subject(self) -> Any:
-        """Task that is asked for."""
-        found = find_task(self.task)
-        return made(found, self.settings) if isinstance(found, type) else found
+        """Task of the run."""
+        task = find_task(self.task)
+        return build(task, self.settings) if isinstance(task, type) else task
 
     @property
     def lacks_data(self) -> bool:
-        """Whether the task needs data, and none are given."""
-        found = find_task(self.task)
-        return isinstance(found, type) and needs_data(found) and self.settings["data"] is None
+        """True if the task requires `data` and has none."""
+        task = find_task(self.task)
+        return isinstance(task, type) and needs_data(task) and self.settings["data"] is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfSizes(AboutRun):
-    """The run that is asked about, of data that are known by public sizes alone.
+    """Base of questions about a run on data of public sizes.
 
     Attributes:
       num_examples: Number of training examples (public).
       unit: Meaning of one row. user: all data of one user, clipped as one.
       max_contributions: Largest number of examples of one user, for user-poisson.
       num_users: Number of users, for the default delta of user-poisson.
-      sizes: Children per unit on each level, for samplers of units within units: on the path of the
-        example that is drawn most often, and the smallest where sizes differ.
+      sizes: Children per unit on each level, for samplers of units within units. If sizes differ,
+        give the smallest: those on the path of the example that is drawn most often.
       units: Name of the units on each level, for the guarantee's sentence.
       largest_unit: Examples of the largest unit. Default: all units are equally large.
     """
@@ -268,21 +309,21 @@ class OfSizes(AboutRun):
         """Returns the population of the run.
 
         Args:
-          drawn: Whether batches are drawn from it; then all units of a level have one size.
+          drawn: Whether batches are drawn; all units of a level then have the same size.
 
         Raises:
-          ValueError: For impossible sizes, or sizes that the sampler does not use.
+          ValueError: If sizes are impossible, missing, or not used by the sampler.
         """
         levels, needed = len(self.sizes) - 1, self.spec.sampler.of_data()
-        for name, given in {
+        for name, value in {
             "tree": self.sizes,
             "max_contributions": self.max_contributions,
             "num_users": self.num_users,
         }.items():
             option = "--sizes" if name == "tree" else f"--{name.replace('_', '-')}"
-            if given and name not in needed:
+            if value and name not in needed:
                 raise ValueError(f"sampler:{self.spec.sampler.name} takes no {option}")
-            if not given and name in needed and name != "num_users":
+            if not value and name in needed and name != "num_users":
                 raise ValueError(f"sampler:{self.spec.sampler.name} needs {option}")
         if self.units and len(self.units) != levels:
             raise ValueError(

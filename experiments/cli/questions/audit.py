@@ -16,19 +16,19 @@ from samplers.settings import SETTINGS
 
 @dataclass(frozen=True, kw_only=True)
 class Audit(OfSizes, OfTask, Drawn):
-    """Look for evidence that a run costs more privacy than its sampler's guarantee says.
+    """Look for evidence that a run costs more privacy than its guarantee says.
 
-    Without --black-box: seconds, the program that trains on neighbouring batches under equal noise,
-    the noise's law and the sampler's. With it: minutes, a lower bound on epsilon from many whole
-    runs.
-    The exit status is 1 if a violation is found.
+    Without --black-box, the audit takes seconds: it runs the training program on neighbouring
+    batches with the same noise, and tests the distributions of the noise and of the sampler. With
+    --black-box it takes minutes: it computes a lower bound on epsilon from many training runs. The
+    exit status is 1 if a violation is found.
 
-    --task names the task whose step is audited, on generated rows: no output depends on private
-    rows, and a store is read for its columns alone.
+    The step of the task is audited on generated rows: no output depends on private rows, and only
+    the columns of a store are read.
 
     Attributes:
-      claim: Test the run against the guarantee of this sampler in place of its own, for example
-        shuffled batches against Poisson's guarantee.
+      claim: Sampler whose guarantee the run is tested against; for example poisson, for shuffled
+        batches. Default: the run's own sampler.
       black_box: Compute a lower bound on epsilon from the outputs of whole training runs.
       trials: Runs of the black-box audit, in each of its two worlds.
       plot: Figure of the black-box audit: .png, .pdf or .svg.
@@ -43,7 +43,7 @@ class Audit(OfSizes, OfTask, Drawn):
 
     @classmethod
     def offered(cls) -> dict[str, Any]:
-        """Returns options of a run that change its program or its draws."""
+        """Returns run options that change the program or draws."""
         return run_options(
             *("bands", "tables", "clipping", "clip_groups"),
             *("train", "compute", "microbatch_size", "target_delta"),
@@ -51,7 +51,7 @@ class Audit(OfSizes, OfTask, Drawn):
         )
 
     def check(self) -> None:
-        """Refuses what neither audit looks at."""
+        """Refuses runs that the audit does not support."""
         spec = self.spec
         if self.claim is not None and self.claim not in SETTINGS:
             raise ValueError(f"--claim must be one of {', '.join(SETTINGS)}, got {self.claim}")

@@ -13,17 +13,17 @@ from experiments.cli.questions import Question
 
 @dataclass(frozen=True, kw_only=True)
 class Contributions(Question):
-    """Print how much users contribute, and the cost of a cap on it.
+    """Print how many examples users contribute, and what a cap on them costs.
 
-    The output is NOT private: it is for your eyes alone.
+    The output is NOT private: do not publish it.
 
     Attributes:
-      table: CSV, TSV (with a header, gzipped or not) or Parquet file with one example per row.
+      table: CSV or TSV file (with a header, plain or gzip) or Parquet file, one example per row.
       user: Column with the user of each example.
       loss: Column with a model's loss on each example, for the bound by the variance between users.
         The other bounds hold for losses in [0, 1].
-      caps: Candidate caps on the examples of one user.
-      target_epsilon: Epsilon of a private count whose best cap is printed.
+      caps: Caps to compare: largest numbers of examples of one user.
+      target_epsilon: Epsilon of a private count; the best cap for it is printed.
     """
 
     table: Annotated[Path, PLACE]
@@ -37,7 +37,7 @@ class Contributions(Question):
 class Choose(Question):
     """Choose a linear model of ratings from a finite class, by the exponential mechanism.
 
-    Whole users are protected, with delta 0. Of each user the first ratings count, up to a cap.
+    Whole users are protected, with delta 0. Only the first ratings of each user count, up to a cap.
 
     Attributes:
       data: `u.data` of MovieLens 100K, gzipped or not. Default: generated ratings.
@@ -45,8 +45,8 @@ class Choose(Question):
       max_ratings: Public cap on the ratings of one user. Default: chosen privately, which costs
         --cap-epsilon.
       caps: Candidate caps, a public list chosen without the data.
-      cap_quantile: Quantile of the users' numbers of ratings near which the cap is chosen.
-      cap_epsilon: Part of --target-epsilon that the choice of the cap costs.
+      cap_quantile: Quantile of the number of ratings per user; the cap is chosen near it.
+      cap_epsilon: Part of --target-epsilon that is spent on the choice of the cap.
     """
 
     data: Annotated[Path | None, PLACE] = None
@@ -57,7 +57,7 @@ class Choose(Question):
     cap_epsilon: Positive = 0.1
 
     def check(self) -> None:
-        """Refuses a cap that costs all of epsilon."""
+        """Refuses a cap that costs all of the epsilon."""
         if self.max_ratings is None and not self.caps:
             raise ValueError("--caps needs a number, or give --max-ratings")
         if self.max_ratings is None and self.cap_epsilon >= self.target_epsilon:

@@ -29,11 +29,11 @@ class Epsilon(OfSizes):
 
     @classmethod
     def offered(cls) -> dict[str, Any]:
-        """Returns options of a run that its cost depends on."""
+        """Returns the run options that determine its cost."""
         return run_options("target_delta", noise_multiplier=MISSING, calibration="none")
 
     def check(self) -> None:
-        """Refuses a shape without the search that it is of."""
+        """Refuses a shape of trials without a mean."""
         if self.mean_trials is None and self.trials_shape:
             raise ValueError("--trials-shape needs --mean-trials, the mean number of trials")
 
@@ -44,7 +44,7 @@ class Calibrate(OfSizes):
 
     @classmethod
     def offered(cls) -> dict[str, Any]:
-        """Returns options of a run that its noise depends on."""
+        """Returns the run options that determine its noise."""
         return run_options("target_delta", target_epsilon=MISSING, calibration="none")
 
 
@@ -70,7 +70,7 @@ class Compare(Drawn):
     ABOUT_RUN: ClassVar[bool] = True
 
     def check(self) -> None:
-        """Refuses a run that no sampler draws, and a figure that cannot be written."""
+        """Refuses impossible runs and figures."""
         super().check()
         if not self.noise_multiplier:
             raise ValueError("--noise-multiplier needs at least one number")

@@ -20,9 +20,9 @@ _PROCESS = re.compile(r"([0-9]{1,6})/([0-9]{1,6})@(.+:([0-9]{1,5}))")
 def _is_process(text: str | None) -> bool:
     if text is None:
         return True
-    if (found := _PROCESS.fullmatch(text)) is None:
+    if (match := _PROCESS.fullmatch(text)) is None:
         return False
-    return int(found[1]) < int(found[2]) and 0 < int(found[4]) < 2**16
+    return int(match[1]) < int(match[2]) and 0 < int(match[4]) < 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +43,23 @@ class Devices:
 
     @property
     def meeting(self) -> tuple[str | None, int | None, int | None]:
-        """Address of process 0, number of processes and index of this one; None if not given."""
+        """Address of process 0, number of processes, own index.
+
+        All are None if `process` is None.
+
+        >>> Devices(process="0/4@host0:1234").meeting
+        ('host0:1234', 4, 0)
+        """
         if self.process is None:
             return None, None, None
-        found = _PROCESS.fullmatch(self.process)
-        assert found is not None, "checked"
-        return found[3], int(found[2]), int(found[1])
+        match = _PROCESS.fullmatch(self.process)
+        assert match is not None, "checked"
+        return match[3], int(match[2]), int(match[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevices(OfRun):
-    """Base of questions that go on with a run.
+    """Base of questions that continue a run.
 
     Attributes:
       data: Path of the training data. Default: the path that the run recorded.
@@ -78,16 +84,16 @@ class Resume(OnDevices):
 
 @dataclass(frozen=True, kw_only=True)
 class Batches(OnDevices):
-    """Draw the batches of all steps that a run has left, and write them in step order.
+    """Draw the batches of all remaining steps of a run, and write them in step order.
 
-    For rows on storage without random access: `dpsgd resume` then reads the files one after the
-    other, and destroys them in the end. The run must have been begun (`dpsgd train ... --begin`)
-    with --data-on host; after a kill its batches are drawn again. They are as secret as the
-    sampling seed: who reads them knows who takes part.
+    For rows on storage without random access: `dpsgd resume` reads the files in order, and destroys
+    them at the end. Create the run by `dpsgd train ... --begin --data-on host`; if it is killed,
+    draw its batches again. The files are as secret as the sampling seed: they tell which rows take
+    part.
 
     Attributes:
-      out: Folder to create for the batches, readable by its owner alone. All workers need the same
-        path to it.
+      out: Folder to create for the batches, readable only by its owner, under the same path on all
+        workers.
     """
 
     out: Annotated[Path, PLACE]
@@ -100,7 +106,7 @@ class Batches(OnDevices):
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger(OfRun):
-    """Print what a run has released so far and what that costs, by its ledger alone.
+    """Print the releases of a run so far, and their privacy cost, from its ledger.
 
     The run may be finished, running or killed.
 

@@ -10,14 +10,14 @@ from experiments.cli.options import PLACE
 from experiments.cli.questions import OfRun, Question
 
 OTHER_FORMATS = (".parquet", ".feather", ".arrow", ".json", ".jsonl", ".tsv", ".xlsx", ".zip")
-"""Endings that promise another format than CSV."""
+"""File endings of formats other than CSV."""
 
 Split = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfModel(Question):
-    """Base of questions that a model answers about rows.
+    """Base of questions about a model's predictions for rows.
 
     Attributes:
       model: Exported model, or directory of a finished run.
@@ -61,7 +61,7 @@ class Score(OfModel):
     key: str | None = None
 
     def check(self) -> None:
-        """Refuses a name that promises another format."""
+        """Refuses file endings of other formats."""
         if self.out.suffix in OTHER_FORMATS:
             raise ValueError(
                 f"--out {self.out}: predictions are written as CSV; end the name in .csv or .csv.gz"

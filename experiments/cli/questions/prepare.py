@@ -14,11 +14,11 @@ from experiments.cli.questions import Question
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """Pipeline on which several machines share the work.
+    """Apache Beam pipeline over several machines.
 
     Attributes:
-      beam: Prepare with Apache Beam (extra `beam`). The store is bit-identical; every worker needs
-        the files under the same paths.
+      beam: Run on Apache Beam (extra `beam`), with bit-identical results. Every worker needs the
+        files under the same paths.
       runner: Beam runner: DirectRunner (this machine, the default), DataflowRunner, SparkRunner,
         FlinkRunner or another that Beam knows.
       beam_options: Beam options, NAME=VALUE each, such as direct_num_workers=8.
@@ -29,7 +29,7 @@ class Pipeline:
     beam_options: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Refuses options of a pipeline without one."""
+        """Refuses pipeline options without --beam."""
         if not self.beam and (self.runner is not None or self.beam_options):
             raise ValueError("--runner and --beam-options are for a pipeline: add --beam")
 
@@ -56,17 +56,20 @@ class Labelled(Question):
 
     @property
     def label_values(self) -> tuple[str, ...]:
-        """Label values of 0, 1, ...; () if they were not declared.
+        """Values of the labels 0, 1, ...; () if undeclared.
 
         Raises:
-          ValueError: If they are declared twice, or one of two.
+          ValueError: If the values are declared twice, or only one of two.
+
+        >>> Labelled(positive="yes", negative="no").label_values
+        ('no', 'yes')
         """
         if self.positive is None or self.negative is None:
             if self.positive != self.negative:
                 raise ValueError("--positive and --negative are given together")
             return tuple(self.classes.split(",")) if self.classes is not None else ()
         if self.classes is not None:
-            raise ValueError("--classes stands for --positive and --negative: leave them out")
+            raise ValueError("--classes replaces --positive and --negative: leave them out")
         return self.negative, self.positive
 
 

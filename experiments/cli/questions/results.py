@@ -13,7 +13,7 @@ from experiments.cli.questions import Drawn, Question
 from experiments.cli.questions.models import Split
 
 TABLES = (".csv", ".parquet")
-"""Endings of the file of a table, which name its format."""
+"""File endings of tables, which choose the format."""
 
 MARKDOWN = "report.md"
 
@@ -51,7 +51,7 @@ class Results(Drawn):
     better: Better | None = None
 
     def check(self) -> None:
-        """Refuses files that cannot be written, and an axis that is missing."""
+        """Refuses unwritable files and a missing axis."""
         super().check()
         if self.out is not None:
             outputs.check(self.out, TABLES, "--out", overwrite=self.overwrite)
@@ -61,10 +61,10 @@ class Results(Drawn):
 
 @dataclass(frozen=True, kw_only=True)
 class Shown(Question):
-    """Base of questions that one metric answers first.
+    """Base of questions whose results have a headline metric.
 
     Attributes:
-      headline: Metric to show first. Default: that of the sweep's file, or the task's own.
+      headline: Metric to show first. Default: the metric of the sweep file, or the task's own.
       better: Direction in which the headline metric improves.
     """
 
@@ -103,7 +103,7 @@ class Report(Shown):
     against: Path | None = None
 
     def check(self) -> None:
-        """Refuses files that cannot be written, and options that lack their rows."""
+        """Refuses unwritable files and options without their rows."""
         outputs.check(self.out, (".html",), "--out", overwrite=self.overwrite)
         folder = self.markdown
         for file in folder.iterdir() if folder and folder.is_dir() else ():
@@ -169,7 +169,7 @@ class Sweep(Shown):
     workers: Count | None = None
 
     def check(self) -> None:
-        """Refuses options that do not go with --private, or a folder that is missing."""
+        """Refuses a missing folder and options without --private selection."""
         if not self.private:
             if self.out is None and not self.dry_run:
                 raise ValueError(

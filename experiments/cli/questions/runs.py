@@ -41,12 +41,12 @@ class Train(OfTask):
 
     @classmethod
     def offered(cls) -> dict[str, Any]:
-        """Returns all options of a run but those that the command leaves to programs."""
-        known = known_options()
-        return {n: known[n].default for n in known if n not in {"sampler", *FOR_PROGRAMS}}
+        """Returns the run options except those for programs."""
+        excluded = {"sampler", *FOR_PROGRAMS}
+        return {n: option.default for n, option in known_options().items() if n not in excluded}
 
     def check(self) -> None:
-        """Refuses a run that cannot be, before anything that trains is imported."""
+        """Refuses impossible runs before training code is imported."""
         if not self.dry_run:
             check_writable(self.out)
         check(self.spec, getattr(self.subject, "num_examples", None))

@@ -17,7 +17,7 @@ def test_begin_batches_resume_is_train(store, tmp_path, command, by):
     train = ["train", store, *HOW.split(), *OTHERS.split(), "--hidden", "2", "--embedding-dim", "1"]
     command(*train, "--out", tmp_path / "whole")
     begun = command(*train, "--out", tmp_path / "run", "--begin")
-    assert f"begun: dpsgd resume {tmp_path / 'run'}" in begun
+    assert f"created; to train it: dpsgd resume {tmp_path / 'run'}" in begun
     drawn = command("batches", tmp_path / "run", tmp_path / "batches", *by)
     assert f"1 file in {tmp_path / 'batches'}" in drawn
     command("resume", tmp_path / "run")
@@ -25,7 +25,7 @@ def test_begin_batches_resume_is_train(store, tmp_path, command, by):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not (tmp_path / "batches").exists()
     over = command("batches", tmp_path / "run", tmp_path / "batches")
-    assert "the run is finished, and needs no batches: dpsgd report" in over
+    assert "the run is finished and needs no batches: dpsgd report" in over
     assert not (tmp_path / "batches").exists()
 
 

@@ -21,7 +21,7 @@ def test_a_process_is_told_where_the_others_meet():
 
 
 def test_devices_that_are_not_there_are_refused():
-    with pytest.raises(ValueError, match="--num-devices is 10000, and"):
+    with pytest.raises(ValueError, match="--num-devices 10000 exceeds"):
         placement_of(Devices(num_devices=10_000))
 
 

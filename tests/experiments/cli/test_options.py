@@ -226,7 +226,7 @@ REFUSED = {
         "--num-examples 0": "--num-examples must be an integer >= 1, got 0",
         "--num-examples 1000": "--batch-size is 1024 by default",
         "--sizes 3 3": "sampler:poisson takes no",
-        "--draws 3": "has no option --draws; it goes with sampler multistage or units-then-poisson",
+        "--draws 3": "--draws; it belongs to sampler multistage or units-then-poisson",
         "--trials-shape 1": "--trials-shape needs --mean-trials",
     },
     PRICE.replace("poisson", "user-poisson"): {"": "sampler:user-poisson needs --max-contribut"},
@@ -239,7 +239,7 @@ REFUSED = {
         "--noise-multiplier 1 --tables lazy --bands 2": "--tables lazy and bands: deferred noise",
         "--noise-multiplier 1 --train (": "--train must be a regular expression, got (",
         "--noise-multiplier 1 --hidden 4": "has no option --hidden; `dpsgd train --help` lists",
-        "--noise-multiplier 1 --flush-every 4": "Python and the files of sweeps have flush_every",
+        "--noise-multiplier 1 --flush-every 4": "only Python and sweep files can set flush_every",
         f"--non-private --out {__file__}/run": f"{__file__}/run cannot be written",
     },
     "train --task ratings {} sampler:poisson --out o --non-private": {
@@ -297,7 +297,10 @@ def test_a_sampler_of_ones_own_is_asked_about_like_any_other(name, tmp_path, mon
     mine, (first, _, *others) = "sampler:mine_asked:Mine", CALLS[name].split()
     _, asked, _ = cli.parse([first, mine, *others, "--often", "2"])
     assert (asked.spec.sampler.name, asked.spec.sampler.often) == ("mine_asked:Mine", 2)
-    for kind, why in (("Clash", "its setting bands is called as"), ("Unread", "lost has an annot")):
+    for kind, why in (
+        ("Clash", "its setting bands has the name of"),
+        ("Unread", "lost has an annot"),
+    ):
         with pytest.raises(ValueError, match=why):
             cli.parse(["audit", f"sampler:mine_asked:{kind}"])
     answers = []

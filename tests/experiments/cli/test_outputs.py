@@ -36,7 +36,7 @@ def test_a_file_that_is_there_is_named_and_left_as_it_is(
 ):
     there = tmp_path / f"page{ending}"
     there.write_text("precious")
-    said = f"{there} exists already and is left as it is: name another {option}, or give "
+    said = f"{there} exists already: name another {option}, or give "
     assert command.refuses(*words, option, there) == f"dpsgd: {said}--overwrite"
     assert there.read_text() == "precious"
 

@@ -124,7 +124,7 @@ def test_help_shows_the_settings_of_the_task_that_is_named(capsys):
         (["--task", "own_mena:Mean"], "there is no module own_mena, where own_mena:Mean should"),
         (["--task=own_mean:number"], "is no task: it is a int without columns, init, loss, metr"),
         (["--task", "own_mean:dataclass"], "own_mean:dataclass is no task: it is a function with"),
-        (["--task", "own_mean:Clash"], "its setting learning_rate is called as one of the comm"),
+        (["--task", "own_mean:Clash"], "its setting learning_rate has the name of an option"),
         (["--task", "image"], "--task image: did you mean images?"),
     ],
 )

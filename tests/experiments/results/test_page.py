@@ -65,7 +65,9 @@ def test_the_printed_command_is_the_configuration(name):
 def test_a_configuration_that_no_command_has_is_said_to_be_a_programs():
     config = RunSpec.of(SETTINGS["poisson"](), noise_multiplier=1.0, init_seed=5)
     printed = train_command({"name": "clicks", "settings": {"data": "s"}}, config, Path("run"))
-    assert printed == "# of run: by a program or a sweep alone, which set init_seed"
+    assert (
+        printed == "# run: no command repeats this run; only Python and sweep files set init_seed"
+    )
 
 
 def test_the_printed_command_names_the_task_and_no_settings_of_one_that_is_made_already():
@@ -77,7 +79,9 @@ def test_the_printed_command_names_the_task_and_no_settings_of_one_that_is_made_
         _, read, _ = cli.parse(shlex.split(command)[1:])
         assert read.task == name
     unnamed = {"name": None, "settings": {}}
-    assert train_command(unnamed, config, Path("run")).startswith("# of run: by a program alone")
+    assert train_command(unnamed, config, Path("run")).startswith(
+        "# run: no command repeats this run; a program"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +346,7 @@ def test_what_trained_a_model_is_not_scored_as_new_rows(clicked, tmp_path, capsy
     store = clicked.parent / "store"
     assert cli.main(["evaluate", str(clicked), str(store)]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("note: among these rows are some that trained the model\n")
+    assert said.startswith("note: some of these rows trained the model\n")
     synthetic.write_store(tmp_path / "new", 200, 5)
     assert cli.main(["evaluate", str(clicked), str(tmp_path / "new")]) == 0
     assert capsys.readouterr().err == ""

@@ -141,11 +141,11 @@ AGE = ["t.csv", "s", "--label", "y", "--numbers", "age"]
             [*AGE, "--order", "chronological", "--split", "0.98", "0.01", "0.01"],
             "would have no validation rows, of 30 in all: give more rows",
         ),
-        ([*AGE, "--bounds", "age=1"], "--bounds: 'age' has no bounds LOW:HIGH"),
+        ([*AGE, "--bounds", "age=1"], "--bounds: 'age' needs bounds of the form LOW:HIGH"),
         ([*AGE, "--bounds", "age=0:1", "age=0:2"], "age is given twice, with different"),
         ([*AGE, "--bounds", "age"], "age: No such file"),
         ([*AGE, "--bounds", "t.csv"], "t.csv is not TOML"),
-        ([*AGE, "--values", "v.toml"], "v.toml: 'city' has no values ["),
+        ([*AGE, "--values", "v.toml"], "v.toml: 'city' needs values of the form ["),
         ([*AGE, "--values", "age=1,2"], "values are for columns of categories, not for age"),
     ],
 )
