@@ -1,4 +1,4 @@
-"""How much users contribute, and what a cap on it costs. NOT PRIVATE: it reads the data exactly."""
+"""Contributions of users, and the cost of a cap. NOT PRIVATE: it reads the data exactly."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ STAMP = "NOT PRIVATE: computed from the data exactly, for your eyes alone; do no
 
 
 def pure_guarantee(epsilon: float, terms: str) -> str:
-    """Returns the sentence that says what pure epsilon-DP releases cost a user, on some terms."""
+    """Returns the guarantee's sentence for pure epsilon-DP releases.
+
+    Args:
+      epsilon: Epsilon of all releases of one user.
+      terms: Conditions of the guarantee, as text.
+    """
     attack = attack_in_words(Bound(0.0, implied_advantage(epsilon, 0.0)), "user")
-    # As it was given: `:g` would round a guarantee down.
-    at = f"delta 0 ({ADJACENCY} adjacency, unit: one user; {terms})"
-    return f"epsilon <= {epsilon} at {at}; {attack}"
+    # Epsilon in full: `:g` would round a guarantee down.
+    condition = f"delta 0 ({ADJACENCY} adjacency, unit: one user; {terms})"
+    return f"epsilon <= {epsilon} at {condition}; {attack}"
 
 
 class Usage(NamedTuple):
-    """What each user contributes."""
+    """Examples and losses of each user."""
 
     counts: np.ndarray
     """Number of examples: int64[users]."""
@@ -41,46 +46,51 @@ class Usage(NamedTuple):
 
 
 def read(path: Path, user: str, loss: str | None = None) -> Usage:
-    """Reads a table of which each row is one example: a file that `dpsgd prepare csv` reads.
+    """Reads a table of examples, in a format of `dpsgd prepare csv`.
 
     Args:
-      path: CSV, TSV or Parquet; text may be gzipped.
+      path: CSV, TSV or Parquet file; text may be gzipped.
       user: Column that names the user.
       loss: Column with a model's loss on the example.
 
     Raises:
       DataError: If the file is no such table, lacks a column, or a user or a loss is missing.
     """
-    wanted = [user] if loss is None else [user, loss]
-    file, rows = open_rows(path, wanted), 0
+    columns = [user] if loss is None else [user, loss]
+    file, rows = open_rows(path, columns), 0
     users, losses = [pa.array([], pa.string())], [np.zeros(0)]
-    for batch in file.batches(dict.fromkeys(wanted, pa.string())):
+    for batch in file.batches(dict.fromkeys(columns, pa.string())):
         try:
             users.append(texts(batch[user], user))
             _refuse_missing(np.asarray(pc.equal(users[-1].fill_null(""), "")), user, "a user")
             if loss is not None:
-                found = Number().decode(batch[loss], loss)
-                _refuse_missing(found.missing, loss, "a finite number")
-                losses.append(found.values)
+                decoded = Number().decode(batch[loss], loss)
+                _refuse_missing(decoded.missing, loss, "a finite number")
+                losses.append(decoded.values)
         except ColumnError as error:
             raise file.located(error, rows) from None
         rows += len(users[-1])
     if not rows:
         raise DataError(path, EMPTY)
-    who = np.asarray(pa.concat_arrays(users).dictionary_encode().indices)
-    counts = np.bincount(who)
+    user_ids = np.asarray(pa.concat_arrays(users).dictionary_encode().indices)
+    counts = np.bincount(user_ids)
     return Usage(
-        counts, None if loss is None else np.bincount(who, np.concatenate(losses)) / counts
+        counts, None if loss is None else np.bincount(user_ids, np.concatenate(losses)) / counts
     )
 
 
-def _refuse_missing(missing: np.ndarray, column: str, wanted: str) -> None:
+def _refuse_missing(missing: np.ndarray, column: str, expected: str) -> None:
     for row in np.flatnonzero(missing)[:1]:
-        raise ColumnError.unexpected(None, wanted, column=column, row=int(row))
+        raise ColumnError.unexpected(None, expected, column=column, row=int(row))
 
 
 def lines(usage: Usage, epsilon: float) -> list[str]:
-    """Returns what contributions there are, and the best cap of a private sum of them."""
+    """Returns a summary of contributions, and a sum's best cap.
+
+    Args:
+      usage: Contributions of users.
+      epsilon: Privacy cost of a private count of all examples, > 0.
+    """
     counts = usage.counts
     quantiles = ", ".join(f"{q:.0%}: {np.quantile(counts, q):.0f}" for q in (0.5, 0.9, 0.99))
     best = sum_sweet_spot(counts, epsilon)
@@ -94,16 +104,27 @@ def lines(usage: Usage, epsilon: float) -> list[str]:
 
 
 def table(usage: Usage, caps: Sequence[int]) -> tuple[list[str], list[list[str]]]:
-    """Returns (header, rows): how far each cap may move the mean loss, at most.
+    """Returns a table of bounds on each cap's bias.
 
     Source: Propositions 1 and 2, and two sharper bounds; see
     `experiments.papers.contribution.bias_bounds`.
+
+    >>> header, rows = table(Usage(np.array([1, 3]), losses=None), caps=[2])
+    >>> rows
+    [['2', '75.0%', '0.5887', '-', '0.3793', '0.0833']]
+
+    Args:
+      usage: Contributions of users.
+      caps: Caps tau, one row of the table each.
+
+    Returns:
+      The header, and the rows.
     """
     header = ["cap", "kept", "Prop. 1", "Prop. 2", "entropy", "distance"]
     rows = []
     for cap in caps:
-        found = bias_bounds(usage.counts, cap, usage.losses)
-        kept = np.minimum(usage.counts, cap).sum() / usage.counts.sum()
-        numbers = ("-" if math.isnan(bound) else f"{bound:.4f}" for bound in found)
-        rows.append([f"{cap:,}", f"{kept:.1%}", *numbers])
+        bounds = bias_bounds(usage.counts, cap, usage.losses)
+        share = np.minimum(usage.counts, cap).sum() / usage.counts.sum()
+        numbers = ("-" if math.isnan(bound) else f"{bound:.4f}" for bound in bounds)
+        rows.append([f"{cap:,}", f"{share:.1%}", *numbers])
     return header, rows

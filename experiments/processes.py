@@ -1,4 +1,4 @@
-"""Work for all processors: worker processes, which end with the process that started them."""
+"""Pools of worker processes that end with the process that started them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def end_with_parent() -> None:
-    """Ends this process once its parent is gone, even in the middle of its work.
+    """Ends this process once its parent is gone, at any time.
 
-    A parent that is killed cannot end its workers, and a pool's workers hold both ends of the pipe
-    that they wait on, so that none of them sees it close.
+    A killed parent cannot end its workers, and a pool's workers hold both ends of the pipe that
+    they wait on, so that no worker sees it close.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def watch() -> None:
+        """Waits for the parent's end, and ends this process."""
         wait([parent.sentinel])
         os._exit(1)
 
@@ -47,17 +48,17 @@ def pool(workers: int | None = None) -> ProcessPoolExecutor:
 
 @contextmanager
 def deaf_to_interrupts() -> Iterator[None]:
-    """Has processes that are spawned inside never hear Ctrl-C, not even while they import.
+    """Blocks Ctrl-C in all processes spawned inside.
 
-    A terminal sends it to all processes at once; what the others do is the parent's to decide. It
-    hears one that comes meanwhile right afterwards.
+    A terminal sends it to all processes at once; the parent alone decides what its workers do. A
+    Ctrl-C that comes meanwhile reaches the parent at the end of the block.
     """
     resource_tracker.ensure_running()  # which unblocks the signal when it begins
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def each(
@@ -68,7 +69,7 @@ def each(
     Args:
       function: Function to compute; pickled, as jobs and results are.
       jobs: Arguments of the calls.
-      workers: As for `pool`.
+      workers: Number of processes; None for one per processor.
     """
     with pool(workers) as executor:
         try:
@@ -78,5 +79,5 @@ def each(
                 yield future.result()
         except BaseException:
             for process in multiprocessing.active_children():
-                process.terminate()  # nobody waits for what they are at
+                process.terminate()  # their results are no longer needed
             raise

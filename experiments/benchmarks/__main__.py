@@ -17,15 +17,23 @@ AREAS = tuple(dict.fromkeys(case.area for case in CASES))
 
 
 def cases_of(area: str) -> list[Case]:
-    """Returns the cases of an area."""
+    """Returns the cases of an area.
+
+    >>> [case.name for case in cases_of("size")]
+    ['size']
+    """
     return [case for case in CASES if case.area == area]
 
 
 def parser_of(area: str) -> argparse.ArgumentParser:
-    """Returns the options of an area: what every area has, and the settings of its cases."""
+    """Returns an area's option parser, with its cases' settings.
+
+    >>> parser_of("size").parse_args(["--quick"]).quick
+    True
+    """
     cases = cases_of(area)
     listed = (
-        f"  {case.name:32} about {case.seconds:.0f} s{', only by -k' * case.asked}"
+        f"  {case.name:32} about {case.seconds:.0f} s{', only by -k' * case.opt_in}"
         for case in cases
     )
     parser = argparse.ArgumentParser(
@@ -34,13 +42,15 @@ def parser_of(area: str) -> argparse.ArgumentParser:
         epilog="\n".join(["cases:", *listed]),
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="file to which each case adds a line of JSON"
+        "--json", type=Path, metavar="FILE", help="file to append one line of JSON per case to"
     )
-    parser.add_argument("--quick", action="store_true", help="in small; its speed means nothing")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="time that it may take")
+    parser.add_argument("--quick", action="store_true", help="small sizes, without bars of speed")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="time limit; later cases are left out"
+    )
     parser.add_argument(
         "-k", dest="names", action="extend", nargs="+", metavar="NAME",
-        help="only cases with this in their names; * stands for anything",
+        help="only cases whose names contain NAME, in which * matches anything",
     )  # fmt: skip
     for name, value in {k: v for case in cases for k, v in case.setting.items()}.items():
         if isinstance(value, int | str) and not isinstance(value, bool):
@@ -51,6 +61,7 @@ def parser_of(area: str) -> argparse.ArgumentParser:
 
 def _type(value: int | str) -> Callable[[str], Any]:
     def parse_count(text: str) -> int:
+        """Returns an integer of at least 1."""
         if int(text) < 1:
             raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
         return int(text)
@@ -59,27 +70,35 @@ def _type(value: int | str) -> Callable[[str], Any]:
 
 
 def chosen(cases: Sequence[Case], names: Iterable[str] | None, quick: bool) -> list[Case]:
-    """Returns the cases with one of `names`, or else with it in theirs; without names, all.
+    """Returns the cases that names select; without names, all.
+
+    >>> [case.name for case in chosen(cases_of("tables"), ["siz"], quick=False)]
+    ['sizes']
+
+    Args:
+      cases: Cases of an area.
+      names: Names of cases, or patterns of parts of names; None selects all but `opt_in` cases.
+      quick: Whether only cases with a quick setting are offered.
 
     Raises:
-      ValueError: If no case has a name.
+      ValueError: If a name selects no case.
     """
     offered = [case for case in cases if not quick or case.quick is not None]
     if names is None:
-        return [case for case in offered if not case.asked]
+        return [case for case in offered if not case.opt_in]
     chosen_cases: list[Case] = []
     for name in names:
         exact = [case for case in offered if case.name == name]
         like = exact or [case for case in offered if fnmatch(case.name, f"*{name}*")]
         if not like:
             names_offered = "; ".join(case.name for case in offered)
-            raise ValueError(f"-k: {name!r} is in the name of no case: {names_offered}")
+            raise ValueError(f"-k {name!r} matches no case; choose from: {names_offered}")
         chosen_cases += like
     return [case for case in offered if case in chosen_cases]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures an area; the status is 1 if a bar does not hold or a case failed."""
+    """Measures an area's cases and returns `Record.status`."""
     argv = sys.argv[1:] if argv is None else list(argv)
     first = argparse.ArgumentParser("bench", epilog="bench AREA --help lists its cases")
     first.add_argument("area", choices=AREAS)
@@ -101,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     for name in changes:
         if not any(name in case.setting for case in cases):
-            parser.error(f"--{name.replace('_', '-')}: none of the chosen cases has it")
+            parser.error(f"--{name.replace('_', '-')} is a setting of none of the chosen cases")
     record = Record(options.json, options.minutes)
     for case in cases:
         print(f"{case.name} ...", file=sys.stderr, flush=True)

@@ -25,7 +25,7 @@ from accounting import (
 )
 from accounting.profiles import bins_grids, shuffle
 from accounting.profiles.truncation import Cap, truncated_bins
-from experiments.benchmarks.case import Figure, at, figure
+from experiments.benchmarks.case import Figure, figure, figure_at
 from experiments.benchmarks.timing import Spent, peak_bytes
 
 DELTA = 2.7e-8
@@ -33,21 +33,35 @@ ADVANTAGE = 0.1
 
 
 def timed(work: Callable[[], Any], rounds: int = 1) -> tuple[Any, list[float]]:
-    """Returns the result and the CPU seconds of each round, with empty caches."""
+    """Returns a result and the CPU seconds of each round.
+
+    Args:
+      work: Function to measure, which starts with empty caches in every round.
+      rounds: Number of rounds.
+
+    Returns:
+      The first result, and float seconds of the rounds.
+    """
     results: list[Any] = []
     spent = []
     for _ in range(rounds):
         for value in (*vars(bins_grids).values(), *vars(shuffle).values()):
             getattr(value, "cache_clear", lambda: None)()
-        spent.append(Spent.on(lambda: results.append(work())).cpu_seconds)
+        spent.append(Spent.measure(lambda: results.append(work())).cpu_seconds)
     return results[0], spent
 
 
 def interval(sigma: float, bar: str, rounds: int = 3) -> Iterator[Figure]:
-    """Measures an interval of epsilon and its width."""
+    """Measures an interval of epsilon and its width.
+
+    Args:
+      sigma: Noise multiplier.
+      bar: Bar of the CPU seconds, such as "<= 1.5".
+      rounds: Number of rounds.
+    """
     profile = BallsAndBinsProfile(sigma, 36_000)
     bound, spent = timed(functools.partial(profile.epsilon, DELTA), rounds)
-    row = at(f"sigma {sigma:g}, T 36000")
+    row = figure_at(f"sigma {sigma:g}, T 36000")
     yield row("CPU time, interval", spent, "s", bar)
     yield row("interval's width", bound.width, "epsilon", "<= 1e-3")
 
@@ -63,11 +77,16 @@ def calibration(rounds: int = 3) -> Iterator[Figure]:
 
 
 def advantage(bins: int, epochs: int) -> Iterator[Figure]:
-    """Measures the calibration of random allocation to an attack advantage of at most 0.1."""
+    """Measures the calibration of balls-and-bins to an attack advantage.
+
+    Args:
+      bins: Number T of batches of an epoch.
+      epochs: Number E of epochs.
+    """
     privacy = functools.partial(BallsAndBinsProfile, bins=bins, epochs=epochs)
     noise, spent = timed(functools.partial(calibrate_advantage, privacy, advantage=ADVANTAGE))
     bound = attack_advantage(privacy(noise))
-    row = at(f"advantage {ADVANTAGE:g}, T {bins}, E {epochs}")
+    row = figure_at(f"advantage {ADVANTAGE:g}, T {bins}, E {epochs}")
     yield row("noise multiplier", noise)
     yield row("CPU time", spent, "s", "<= 15")
     yield row("upper end", bound.upper, "", f"<= {ADVANTAGE}")
@@ -152,7 +171,7 @@ def hard() -> Iterator[Figure]:
             answer, seconds, refused = error, 0.0, refused + 1
         longest = max(longest, seconds)
         print(f"{question}: {answer}, {seconds:.2f} s", flush=True)
-    row = at(f"of {len(QUESTIONS)} hard questions")
+    row = figure_at(f"of {len(QUESTIONS)} hard questions")
     yield row("refused", refused, bar="<= 0")
     yield row("CPU time, longest", longest, "s", "<= 10")
     yield row("memory, largest so far", peak_bytes() / 1e9, "GB", "<= 1.07")

@@ -35,7 +35,9 @@ class Figure(NamedTuple):
 
 
 def figure(name: str, value: Any, unit: str = "", bar: str = "") -> Figure:
-    """Returns a figure beside its bar; a value that is not finite misses every bar.
+    """Returns a figure beside its bar.
+
+    A value that is not finite misses every bar.
 
     Args:
       name: Quantity and setting.
@@ -61,8 +63,12 @@ def figure(name: str, value: Any, unit: str = "", bar: str = "") -> Figure:
     return Figure(name, median, unit, bar, holds, error)
 
 
-def at(place: str) -> Callable[..., Figure]:
-    """Returns `figure` with `place` at the end of every name."""
+def figure_at(place: str) -> Callable[..., Figure]:
+    """Returns `figure` with `place` at the end of every name.
+
+    >>> figure_at("batch 8")("DP step", 2.0, "s").name
+    'DP step, batch 8'
+    """
     return lambda name, *value, **bar: figure(f"{name}, {place}", *value, **bar)
 
 
@@ -76,7 +82,7 @@ class Case(NamedTuple):
       setting: Arguments of the function, JSON values.
       quick: Arguments that differ with `--quick`; None leaves the case out there.
       seconds: Estimated duration.
-      asked: Whether the case is measured only if `-k` names it.
+      opt_in: Whether the case is measured only if `-k` names it.
     """
 
     area: str
@@ -85,10 +91,14 @@ class Case(NamedTuple):
     setting: Mapping[str, Any] = {}
     quick: Mapping[str, Any] | None = None
     seconds: float = 60.0
-    asked: bool = False
+    opt_in: bool = False
 
     def function(self) -> Callable[..., Any]:
-        """Imports and returns the function that measures the case."""
+        """Imports and returns the function that measures the case.
+
+        >>> Case("size", "size", "size.size").function().__name__
+        'size'
+        """
         module, name = self.measure.split(".")
         return getattr(importlib.import_module(f"experiments.benchmarks.{module}"), name)
 

@@ -13,7 +13,15 @@ CASES: list[Case] = []
 def add(
     area: str, name: str, measure: str, *, of: dict[str, Any] | None = None, **rest: Any
 ) -> None:
-    """Adds a case; `of` holds the arguments that its name and its setting share."""
+    """Adds a case to the table.
+
+    Args:
+      area: Area of the command.
+      name: First part of the name.
+      measure: Generator function of figures, as "module.function" of this package.
+      of: Arguments that are part of both name and setting.
+      **rest: Other fields of the case.
+    """
     words = [name, *(f"{key} {value}" for key, value in (of or {}).items())]
     setting = {**(of or {}), **rest.pop("setting", {})}
     CASES.append(Case(area, ", ".join(words).replace("_", " "), measure, setting, **rest))
@@ -37,16 +45,16 @@ STEP_BARS = {("85M", 1024): 2.5, ("85M", 8192): 1.3}
 TINY = {"table_rows": 2**6, "hidden": (8,), "batch_size": 64, "rounds": 1}
 
 for (size, model), batch_size in itertools.product(SIZES.items(), (256, 1024, 8192)):
-    held = STEP_BARS.get((size, batch_size))
+    step_bar = STEP_BARS.get((size, batch_size))
     add(
         "step", f"step, size {size}, batch size {batch_size}", "steps.steps",
         setting={
             **model, "batch_size": batch_size, "block_steps": 1, "rounds": 5,
             "kinds": (ORDINARY, DP, GRADIENT, CLIPPED),
             "ratios": (
-                (DP, ORDINARY, f"<= {held}" if held else ""),
-                (CLIPPED, GRADIENT, "<= 1.15" if held else ""),
-                (f"memory, {CLIPPED}", f"memory, {GRADIENT}", "<= 1.3" if held else ""),
+                (DP, ORDINARY, f"<= {step_bar}" if step_bar else ""),
+                (CLIPPED, GRADIENT, "<= 1.15" if step_bar else ""),
+                (f"memory, {CLIPPED}", f"memory, {GRADIENT}", "<= 1.3" if step_bar else ""),
             ),
         },
         quick=TINY if (size, batch_size) == ("1M", 256) else None,
@@ -77,7 +85,7 @@ for table_rows in (2**11, 2**12, 2**13):
         quick=TINY if table_rows == 2**11 else None,
     )  # fmt: skip
 add(
-    "tables", "large", "steps.sizes", seconds=600, asked=True,
+    "tables", "large", "steps.sizes", seconds=600, opt_in=True,
     quick={**FEW, "dense_rows": (2**4, 2**6)},
     setting={
         "table_rows": (2**15, 2**24), "rounds": 5, "lazy": LAZIES, "dense": DP,
@@ -104,7 +112,7 @@ AUDITED = {
     "poisson": ("", "accumulate"), "balls-and-bins": ("",), "shuffle": ("",),
     "deterministic": ("",),
 }  # fmt: skip
-for sampler, overflow in [(name, way) for name, ways in AUDITED.items() for way in ways]:
+for sampler, overflow in [(name, mode) for name, modes in AUDITED.items() for mode in modes]:
     add(
         "gpu", f"audit, {sampler}{overflow and ', '}{overflow}", "runs.audit", seconds=20,
         setting={"model": "small", "sampler": sampler, "overflow": overflow, "rows": 1000,
@@ -169,16 +177,16 @@ for sampler in EVERY:
     )  # fmt: skip
 TERABYTE = {"rows": 4_373_472_329, "batch_size": 65_536, "num_shards": 64}
 """Rows of Criteo's terabyte click logs, of 24 days."""
-for what, sampler in [("draw", name) for name in EVERY] + [("cost", name) for name in EVERY[2:]]:
-    add("scale", "shards", "draws.shards", of={"what": what, "sampler": sampler}, setting=TERABYTE)
-for way in ("here", "beam"):
+for task, sampler in [("draw", name) for name in EVERY] + [("cost", name) for name in EVERY[2:]]:
+    add("scale", "shards", "draws.shards", of={"what": task, "sampler": sampler}, setting=TERABYTE)
+for runner in ("here", "beam"):
     for format in ("criteo-display", "criteo-search"):
         add(
-            "scale", "beam, store", "data.stores", of={"way": way, "format": format},
+            "scale", "beam, store", "data.stores", of={"way": runner, "format": format},
             setting={"rows": 1_000_000}, quick={"rows": 2_000},
         )  # fmt: skip
     add(
-        "scale", "beam, batches", "data.batches", of={"way": way},
+        "scale", "beam, batches", "data.batches", of={"way": runner},
         setting={"rows": 1_000_000}, quick={"rows": 2_000},
     )  # fmt: skip
 for format in ("criteo-display", "criteo-search", "tsv", "parquet"):
@@ -203,5 +211,5 @@ for bins, epochs in itertools.product((100, 1_000, 10_000), (1, 10, 100)):
         "accounting", "advantage", "accounting.advantage", of={"bins": bins, "epochs": epochs},
         seconds=5, quick={} if bins * epochs == 100 else None,
     )  # fmt: skip
-add("accounting", "hard", "accounting.hard", asked=True, seconds=600)
+add("accounting", "hard", "accounting.hard", opt_in=True, seconds=600)
 add("size", "size", "size.size", quick={}, seconds=5)

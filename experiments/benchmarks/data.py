@@ -1,6 +1,6 @@
-"""Rows a second of CPU time: raw files to stores, rows to batch files, by one process or by Beam.
+"""Rows per second of CPU time: raw files to stores, and rows to batch files.
 
-A rate counts the rows beyond the first tenth: to start costs the same for few rows as for many.
+A rate counts the rows beyond the first tenth, which leaves out the time to start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from dpsgd.engine.batch_files import Draw, draw_here, write_manifest
-from experiments.benchmarks.case import Figure, at, figure, require
+from experiments.benchmarks.case import Figure, figure, figure_at, require
 from experiments.benchmarks.timing import Spent, alone
 from experiments.tasks.clicks.formats import table_format, table_schema
 from experiments.tasks.clicks.store import Store
@@ -26,9 +26,9 @@ from experiments.tasks.splits import Columns
 from samplers import Poisson
 
 FULL = 46_000_000
-"""Rows of the whole Criteo Display Ads data set, about."""
+"""Approximate number of rows of the Criteo Display Ads data set."""
 BAR = ">= 0.25"
-"""Million rows a second of a core's time."""
+"""Bar of a rate, in millions of rows per second of a core's time."""
 ENOUGH = 200_000
 """Least number of rows at which a rate is held to its bar."""
 SEED = 2**127 + 1
@@ -36,12 +36,12 @@ SEED = 2**127 + 1
 
 
 def stores(format: str, way: str, rows: int) -> Iterator[Figure]:
-    """Measures the store of generated rows in two raw files, or in one table.
+    """Measures the preparation of a store of generated rows.
 
     Args:
       format: A Criteo format, or "tsv" or "parquet" for the display ads as a table.
       way: "here", or "beam" for Beam's local runner.
-      rows: Rows; of few, no rate is held to its bar.
+      rows: Number of rows; rates below `ENOUGH` rows have no bar.
     """
     if way == "beam":
         require("apache_beam")
@@ -51,7 +51,7 @@ def stores(format: str, way: str, rows: int) -> Iterator[Figure]:
             files, table = _raw(Path(folder) / str(count), format, count)
             processes.append(alone(_store, files, Path(folder) / f"store {count}", table, way))
     small_seconds, large_seconds = (process.cpu_seconds for process in processes)
-    row, rate = at(f"{format}, {way}"), (rows - rows // 10) / (large_seconds - small_seconds)
+    row, rate = figure_at(f"{format}, {way}"), (rows - rows // 10) / (large_seconds - small_seconds)
     yield row("rows to a store", rate / 1e6, "M/s", BAR if rows >= ENOUGH else "")
     yield row(f"store of {FULL:,} rows", (large_seconds + (FULL - rows) / rate) / 60, "CPU min")
     yield row(f"memory at {rows:,} rows", processes[1].gigabytes, "GB", "<= 4")
@@ -72,7 +72,7 @@ def _raw(folder: Path, format: str, rows: int) -> tuple[list[Path], Any]:
     folder.mkdir()
     log = synthetic.LOGS.get(format, synthetic.DISPLAY)
     if format in synthetic.LOGS:
-        files = [folder / f"{part}.txt" for part in range(2)]
+        files = [folder / f"{number}.txt" for number in range(2)]
         for seed, file in enumerate(files):
             synthetic.write_raw(file, rows // 2, seed=seed, log=log)
         return files, log.format
@@ -93,7 +93,12 @@ def _raw(folder: Path, format: str, rows: int) -> tuple[list[Path], Any]:
 
 
 def batches(way: str, rows: int) -> Iterator[Figure]:
-    """Measures batch files of Poisson sampling, see `stores`."""
+    """Measures the drawing of batch files by Poisson sampling.
+
+    Args:
+      way: "here", or "beam" for Beam's local runner.
+      rows: Number of rows; rates below `ENOUGH` rows have no bar.
+    """
     if way == "beam":
         require("apache_beam")
     seconds, counts = [], []
@@ -115,7 +120,7 @@ def batches(way: str, rows: int) -> Iterator[Figure]:
                 from experiments.beam.pipelines import Runner
 
                 write = drawn_by(Runner().write_batches, columns)
-            seconds.append(Spent.on(partial(_batches, out, draw, data, write)).cpu_seconds)
+            seconds.append(Spent.measure(partial(_batches, out, draw, data, write)).cpu_seconds)
             counts.append(n)
     rate = (counts[1] - counts[0]) / (seconds[1] - seconds[0]) / 1e6
     yield figure(f"rows to batches, {way}", rate, "M/s", BAR if rows >= ENOUGH else "")

@@ -1,4 +1,4 @@
-"""Draws of batches: epochs, shards of Criteo's terabyte, and the time a run waits for them."""
+"""Draws of batches: epochs, shards of Criteo's terabyte, and waiting times of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 
 import samplers
 from dpsgd.engine.blocks import in_background, plan_blocks
-from experiments.benchmarks.case import Figure, at
+from experiments.benchmarks.case import Figure, figure_at
 from experiments.benchmarks.timing import Spent, alone
 from samplers import BatchSource, EpochSampler
 
@@ -20,21 +20,34 @@ STEP_SECONDS = 0.7e-3
 def draw(
     sampler: str, batch_size: int, rows: int, bar: str, batches: int = 100
 ) -> Iterator[Figure]:
-    """Measures the draw of an epoch, then batches of its plan."""
+    """Measures the draw of an epoch and of its batches.
+
+    Args:
+      sampler: Name of a class of `samplers`.
+      batch_size: Expected batch size.
+      rows: Number of examples.
+      bar: Bar of the milliseconds of a batch.
+      batches: Number of batches that are measured.
+    """
     source = BatchSource(getattr(samplers, sampler)(rows, batch_size), seed=0)
-    row = at(f"{sampler}, n {rows / 1e6:g}M, batch {batch_size}")
-    epoch_seconds = Spent.on(lambda: source.passes(0)).cpu_seconds
+    row = figure_at(f"{sampler}, n {rows / 1e6:g}M, batch {batch_size}")
+    epoch_seconds = Spent.measure(lambda: source.passes(0)).cpu_seconds
     yield row("draw of an epoch", epoch_seconds, "s", "<= 10")
     steps = range(1, min(batches, source.sampler.steps_per_epoch - 1) + 1)
-    spent = [1e3 * Spent.on(partial(source.passes, step)).cpu_seconds for step in steps]
+    spent = [1e3 * Spent.measure(partial(source.passes, step)).cpu_seconds for step in steps]
     yield row("a batch, median", spent, "ms", bar)
 
 
 def waiting(sampler: str, batch_size: int, rows: int) -> Iterator[Figure]:
-    """Measures the share of an epoch in which a run would wait for its batches, by the clock.
+    """Measures the share of time that a run waits for batches.
 
-    Blocks are made in the background for an accelerator that is played by sleeping, which needs a
-    core to spare. The first draw, for which every run waits, does not count.
+    A thread makes blocks while the main thread sleeps in place of an accelerator, which needs a
+    spare core. The first draw, for which every run waits, does not count.
+
+    Args:
+      sampler: Name of a class of `samplers`.
+      batch_size: Expected batch size.
+      rows: Number of examples.
     """
     drawn_by = getattr(samplers, sampler)(rows, batch_size, epochs=2)
     source = BatchSource(drawn_by, seed=0, read_ahead=True)
@@ -47,17 +60,26 @@ def waiting(sampler: str, batch_size: int, rows: int) -> Iterator[Figure]:
             time.sleep(STEP_SECONDS * len(steps))
             begin = time.perf_counter()
     share = sum(waited[1:]) / (STEP_SECONDS * drawn_by.num_steps)
-    row = at(f"{sampler}, n {rows / 1e6:g}M, batch {batch_size}")
+    row = figure_at(f"{sampler}, n {rows / 1e6:g}M, batch {batch_size}")
     yield row("waiting for batches / computing", share, "x", "<= 0.02")
 
 
 def shards(
     what: str, sampler: str, rows: int, batch_size: int, num_shards: int
 ) -> Iterator[Figure]:
-    """Measures a process that draws one shard's epoch ("draw"), or the cost of all ("cost")."""
+    """Measures the draw of one shard, or the cost of all.
+
+    Args:
+      what: "draw" for one shard's epoch, "cost" for the privacy cost.
+      sampler: Name of a class of `samplers`.
+      rows: Number of examples of all shards.
+      batch_size: Expected batch size of all shards.
+      num_shards: Number of shards.
+    """
     configured = getattr(samplers, sampler)(rows, batch_size, num_shards=num_shards)
     process = alone(_draw_shard if what == "draw" else _cost, configured)
-    row = at(f"{what} of {num_shards} shards, {sampler}, n {rows / 1e6:.4g}M, batch {batch_size}")
+    place = f"{what} of {num_shards} shards, {sampler}, n {rows / 1e6:.4g}M, batch {batch_size}"
+    row = figure_at(place)
     yield row("CPU time", process.cpu_seconds, "s", "<= 60")
     yield row("memory", process.gigabytes, "GB", "<= 2")
 

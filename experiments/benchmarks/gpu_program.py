@@ -1,12 +1,12 @@
-"""Kernels and bytes of a DP step that is compiled for an H200, without one.
+"""Kernels and bytes of a DP step, compiled for an H200 without having one.
 
     python -m venv gpu && gpu/bin/pip install ".[cuda]"
     PYTHON=gpu/bin/python scripts/bench gpu_program
 
-JAX's CUDA plugin compiles ahead of time for a device that is described to it. Nothing is run and
-nothing is timed; the matrix products are not tuned, so their kernels may be others than on a GPU.
-Bytes count arrays as large as the largest parameter, once for each kernel that reads or
-writes one; kernels that look up or scatter rows move but a few.
+JAX's CUDA plugin compiles ahead of time for a description of the device. Nothing is run or timed;
+matrix products are not tuned, so their kernels may differ from those on a GPU. Bytes count arrays
+about as large as the largest parameter, once per kernel that reads or writes one; kernels that
+gather or scatter rows move few bytes and are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jax.experimental import topologies
 
 from dpsgd import Mechanism, dpsgd
 from dpsgd.noise.keys import RootKey
-from experiments.benchmarks.case import Figure, at, require
+from experiments.benchmarks.case import Figure, figure_at, require
 from experiments.benchmarks.models import Model, clicks
 from experiments.benchmarks.programs import ADAM
 from samplers import Deterministic
@@ -48,9 +48,9 @@ NO_KERNEL = {"parameter", "constant", "get-tuple-element", "bitcast", "tuple"}
 
 
 class Kernel(NamedTuple):
-    """One kernel: the shapes of results and operands, and the computation that it calls, as text.
+    """Shapes of a kernel's results and operands, and the text of its computation.
 
-    It runs `times` times: the rounds of the loops around it, each of unknown length counted once.
+    `times` is the number of rounds of the loops around it; a loop of unknown length counts once.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Kernel(NamedTuple):
 
 
 def kernels(program: str) -> list[Kernel]:
-    """Returns the kernels of a compiled `program`, its loops' kernels in their place."""
+    """Returns the kernels of a compiled program, loops expanded."""
     bodies = {match[1]: match[0] for match in re.finditer(r"^%(\S+) \(.*?^}", program, re.M | re.S)}
     entry = re.search(r"^ENTRY .*?^}", program, re.M | re.S)
     assert entry is not None
@@ -72,22 +72,22 @@ def _kernels_of(computation: str, bodies: Mapping[str, str], times: int) -> list
     shapes: dict[str, list[str]] = {}
     kernels_found = []
     line = r"^\s+(?:ROOT )?%(\S+) = (.*?) ([a-z][a-z0-9-]*)\((.*?)\)(?:, |$)(.*)$"
-    for name, result, op, operands, rest in re.findall(line, computation, re.M):
+    for name, result, op, operands, attributes in re.findall(line, computation, re.M):
         shapes[name] = re.findall(r"\w+\[[\d,]*\]", result)
         read = re.findall(r"%([\w.-]+)", operands)
         if op == "get-tuple-element":
-            index = re.search(r"index=(\d+)", rest)
+            index = re.search(r"index=(\d+)", attributes)
             assert index is not None
             shapes[name] = [shapes[read[0]][int(index[1])]]
-        inner = (
-            re.search(r"(?:body|to_apply)=%([\w.-]+)", rest) if op in ("while", "call") else None
-        )
+        inner = None
+        if op in ("while", "call"):
+            inner = re.search(r"(?:body|to_apply)=%([\w.-]+)", attributes)
         if inner and inner[1] in bodies:
-            rounds = re.search(r'"known_trip_count":\{"n":"(\d+)"', rest)
+            rounds = re.search(r'"known_trip_count":\{"n":"(\d+)"', attributes)
             inner_times = times * int(rounds[1]) if rounds else times
             kernels_found += _kernels_of(bodies[inner[1]], bodies, inner_times)
         elif op not in NO_KERNEL:
-            called = re.search(r"calls=%([\w.-]+)", rest)
+            called = re.search(r"calls=%([\w.-]+)", attributes)
             body = bodies.get(called[1], "") if called else ""
             operand_shapes = [s for k in read for s in shapes.get(k, [])]
             kernels_found.append(Kernel(name, shapes[name], operand_shapes, body, times))
@@ -95,9 +95,10 @@ def _kernels_of(computation: str, bodies: Mapping[str, str], times: int) -> list
 
 
 class Traffic(NamedTuple):
-    """Number of kernels, of kernels that read the whole largest table, and bytes per entry.
+    """Numbers of kernels, and bytes per entry of the largest table.
 
-    Bytes count arrays about as large as that table, read or written, over its entries.
+    `updates` counts kernels that read the whole table; bytes count arrays about as large as the
+    table, read or written, divided by its entries.
     """
 
     kernels: int
@@ -106,7 +107,12 @@ class Traffic(NamedTuple):
 
 
 def traffic(program: str, largest: int) -> Traffic:
-    """Returns the traffic of a compiled `program` whose largest table has `largest` entries."""
+    """Returns the memory traffic of a compiled program.
+
+    Args:
+      program: Text of the compiled program.
+      largest: Number of entries of the largest table.
+    """
     compiled_kernels = kernels(program)
     total, updates = 0, 0
     for kernel in compiled_kernels:
@@ -118,10 +124,14 @@ def traffic(program: str, largest: int) -> Traffic:
 
 
 def step_for_h200(model: Model, batch_size: int) -> Any:
-    """Returns a DP step with dense Adam, compiled for one H200.
+    """Compiles a DP step with dense Adam for one H200.
 
-    As in the training loop, scales and key are arguments: of a constant stddev XLA would know that
-    the noise's loop has one round, unroll it, and make the noise once for each moment.
+    As in the training loop, scales and key are arguments: with a constant stddev XLA would unroll
+    the noise's loop of one round, and make the noise once for each moment.
+
+    Args:
+      model: Model whose step is compiled.
+      batch_size: Number of examples of a batch.
     """
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="h200", topology="1x1x1", target_config=H200
@@ -131,6 +141,7 @@ def step_for_h200(model: Model, batch_size: int) -> Any:
     algorithm, batch = dpsgd(model.loss_fn, ADAM), model.batch(batch_size)
 
     def step(state: Any, batch: Any, weights: Any, noise_key: Any, scales: Any) -> Any:
+        """Returns the state after one DP step."""
         total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
         return (algorithm.update(state, total, noise_key, scales)[0],)
 
@@ -151,7 +162,7 @@ def _size(shape: str) -> int:
 def program(
     table_rows: int, hidden: Sequence[int], batch_size: int = 1024, keep: str = ""
 ) -> Iterator[Figure]:
-    """Describes the compiled step of a click model and a batch.
+    """Counts kernels and bytes of a click model's compiled step.
 
     Args:
       table_rows: Rows of the largest tables.
@@ -167,7 +178,7 @@ def program(
         Path(keep).write_text(text)
     largest = max(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.params)))
     moved = traffic(text, largest)
-    row = at(f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size}")
+    row = figure_at(f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size}")
     yield row("kernels of a step", moved.kernels, bar="<= 60")
     yield row("kernels that read a whole table (noise and update)", moved.updates, bar="<= 1")
     yield row("bytes a parameter of the largest table", moved.bytes_per_entry, "B", "<= 36")

@@ -23,12 +23,16 @@ RESIDENT_ROWS = 2**16
 
 
 def num_params(params: PyTree) -> int:
-    """Returns the number of parameters."""
+    """Returns the number of parameters.
+
+    >>> num_params({"weights": np.zeros((2, 3)), "bias": np.zeros(3)})
+    9
+    """
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 class Model(NamedTuple):
-    """Loss of an example, function that makes the parameters, and rows to train on."""
+    """Per-example loss, function that makes the parameters, and training rows."""
 
     loss_fn: LossFn
     params: Callable[[], PyTree]
@@ -48,7 +52,8 @@ def clicks(table_rows: int, hidden: Sequence[int]) -> Model:
     """Returns the click model on random rows.
 
     Args:
-      table_rows: Rows of the largest tables; beyond 2^20, of the largest columns' alone.
+      table_rows: Largest number of rows of a table; above 2^20 it applies to the tables of the
+        largest columns only.
       hidden: Widths of the layers.
     """
     schema = DISPLAY_ADS
@@ -59,8 +64,10 @@ def clicks(table_rows: int, hidden: Sequence[int]) -> Model:
     dense = pure_functions(dataclasses.replace(config, max_buckets=1), schema).init(0)
 
     def params() -> PyTree:
-        # A table in one pass, and in no other array.
+        """Makes the parameters, each table in one pass without another array."""
+
         def filled(shape: Any, leaf: Any) -> Any:
+            """Returns the initial value of one parameter."""
             if shape.shape == leaf.shape:
                 return leaf
             numbers = lax.broadcasted_iota(jnp.float32, shape.shape, 0)

@@ -40,12 +40,12 @@ def lazy(momentum: float = 0.0) -> LazyTables:
 
 
 def clock() -> Callable[[], float]:
-    """Returns the clock of work: CPU time on CPUs, else the time until the device is done."""
+    """Returns the clock of CPU time on CPUs, else wall-clock time."""
     return time.process_time if jax.default_backend() == "cpu" else time.perf_counter
 
 
 class Program:
-    """Compiled (state, *inputs) -> (state, ...) that owns its state; a call moves the state on.
+    """Compiled (state, *inputs) -> (state, ...) that owns and advances its state.
 
     Args:
       function: Function to compile; its state is donated.
@@ -73,7 +73,7 @@ class Program:
 
     @property
     def temporary_bytes(self) -> int:
-        """Memory of a call beside state and inputs, bytes."""
+        """Memory of a call beside state and inputs, in bytes."""
         return self._compiled.memory_analysis().temp_size_in_bytes
 
     def _scheduled(self) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ class Program:
         self._done += self._block_steps
 
     def flush(self) -> None:
-        """Draws all pending noise; the steps go on from there."""
+        """Adds all pending noise to the state."""
         assert self._algorithm is not None
         assert self._laws is not None
         inputs, laws = self._inputs[0], self._laws.flush_arrays(self._done)
@@ -100,7 +100,7 @@ class Program:
 
 
 class Steps:
-    """Blocks of steps of one model and batch size, on rows that are looked up all alike."""
+    """Blocks of steps of one model and batch size, on uniformly drawn rows."""
 
     def __init__(self, model: Model, batch_size: int, block_steps: int) -> None:
         self.model, self.batch_size, self.block_steps = model, batch_size, block_steps
@@ -113,18 +113,24 @@ class Steps:
         )
 
     def program(self, kind: str) -> Program:
-        """Returns the program of a kind of steps, a key of `KINDS`."""
+        """Returns the program of a key of `KINDS`."""
         return KINDS[kind](self)
 
     def private(
         self, optimizer: optax.GradientTransformation, tables: LazyTables | None = None
     ) -> Program:
-        """Returns DP steps as they are trained: with lazy tables, or noise in all parameters."""
+        """Returns the program of DP steps.
+
+        Args:
+          optimizer: Optimizer of the parameters, without tables if `tables` is given.
+          tables: Settings of lazy tables; None for noise in all parameters.
+        """
         algorithm = dpsgd(self.model.loss_fn, optimizer, tables=tables)
         sampler = Deterministic(self.batch_size, self.batch_size, epochs=NUM_STEPS)
         mechanism = Mechanism(sampler, 1.0, 1.0)
 
         def start() -> Any:
+            """Returns the first state."""
             return defer_noise(algorithm.init(self.model.params(), mechanism, self.model.columns))
 
         key = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
@@ -133,14 +139,18 @@ class Steps:
         return self._block(block_function(algorithm, sampler), start, inputs, algorithm=algorithm)
 
     def plain(self, optimizer: optax.GradientTransformation) -> Program:
-        """Returns steps without privacy, by the mean gradient of all parameters."""
+        """Returns the program of steps without privacy."""
 
         def start() -> TrainState:
+            """Returns the first state."""
             params = self.model.params()
             return TrainState(jnp.int32(0), params, optimizer.init(params))
 
         def one_step(state: TrainState, batch: PyTree) -> TrainState:
+            """Returns the state after a step by the mean gradient."""
+
             def mean(params: PyTree) -> jax.Array:
+                """Returns the mean loss of the batch."""
                 return jnp.mean(jax.vmap(self.model.loss_fn, (None, 0))(params, batch))
 
             gradient = jax.grad(mean)(state.raw_params)
@@ -154,7 +164,10 @@ class Steps:
         """Returns a block of steps on the planned batches."""
 
         def block(state: TrainState, data: PyTree, plan: IndexBlock) -> tuple[TrainState]:
+            """Returns the state after a block of steps."""
+
             def body(j: jax.Array, state: TrainState) -> TrainState:
+                """Returns the state after the block's step `j`."""
                 return one_step(state, jax.tree.map(lambda x: x[plan.indices[j]], data))
 
             return (lax.fori_loop(0, plan.num_steps, body, state),)
@@ -167,13 +180,15 @@ class Steps:
         return Program(block, start_program, *inputs, block_steps=self.block_steps, **options)
 
     def gradient(self, clipped: bool) -> Program:
-        """Returns gradients of one batch alone: their sum, clipped or not."""
+        """Returns the program of one batch's gradient sum."""
         loss_fn, weights = self.model.loss_fn, jnp.ones(self.batch_size)
 
         def total(params: PyTree, batch: PyTree) -> jax.Array:
+            """Returns the summed loss of the batch."""
             return jnp.sum(jax.vmap(loss_fn, (None, 0))(params, batch))
 
         def function(params: PyTree, batch: PyTree) -> tuple:
+            """Returns the parameters and the gradient sum."""
             if clipped:
                 return params, clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch, weights)[0]
             return params, jax.grad(total)(params, batch)
@@ -181,10 +196,14 @@ class Steps:
         return Program(function, jax.jit(self.model.params), self.model.batch(self.batch_size))
 
     def sparse(self, optimizer: optax.GradientTransformation, tables: LazyTables) -> Program:
-        """Returns steps without privacy: tables by SGD in the rows that are read.
+        """Returns the program of sparse steps without privacy.
 
-        Each look-up gets a separate row, one batched gradient is of these alone, and is added to
-        the table where they came from.
+        Tables are trained by SGD in the rows that are read: one batched gradient of the looked-up
+        rows alone is added to the tables.
+
+        Args:
+          optimizer: Optimizer of the parameters that are no tables.
+          tables: Settings of the tables, whose learning rate is used.
         """
         model, batch_size = self.model, self.batch_size
         shapes = jax.eval_shape(model.params)
@@ -194,12 +213,14 @@ class Steps:
         assert declared is not None
 
         def start() -> TrainState:
+            """Returns the first state."""
             params = model.params()
             return TrainState(
                 jnp.int32(0), params, optimizer.init(split_leaves(params, table_look_ups)[0])
             )
 
         def one_step(state: TrainState, batch: PyTree) -> TrainState:
+            """Returns the state after a sparse step."""
             dense, tables_now = split_leaves(state.raw_params, table_look_ups)
             read = jax.vmap(lambda example: declared.places(shapes, example))(batch)
             numbers = {k: read[names[k]].reshape(batch_size, -1) for k in table_look_ups}

@@ -21,11 +21,11 @@ from experiments.benchmarks.case import Case, Figure, LeftOut
 FLAGS = "XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS"
 """Environment variables that decide speed."""
 SPEED = "s", "ms", "CPU s", "CPU min", "x", "ex/s", "rows/s", "M/s"
-"""Units of figures whose bars mean nothing in small."""
+"""Units of speed, whose bars are left out with `--quick`."""
 
 
 class Record:
-    """Entries of measured cases, each with its figures; printed as they come.
+    """Entries of measured cases with their figures, which are printed at once.
 
     Args:
       file: File to which every entry is appended, a line of JSON each; None for none.
@@ -37,9 +37,9 @@ class Record:
         self.entries: list[dict[str, Any]] = []
 
     def run(self, case: Case, command: str, given: Mapping[str, Any], quick: bool = False) -> None:
-        """Measures one case; an error ends this case alone, and is kept as one line.
+        """Measures one case, and records an error in one line.
 
-        A case is left out if its estimate exceeds the time left.
+        A case is left out if its estimate exceeds the remaining time.
 
         Args:
           case: Case to measure.
@@ -54,8 +54,8 @@ class Record:
         }  # fmt: skip
         begin, cpu = time.monotonic(), sum(os.times()[:4])
         try:
-            if case.seconds > (left := self._end - begin):
-                raise LeftOut(f"{left:.0f} s are left, and it takes about {case.seconds:.0f}")
+            if case.seconds > (remaining := self._end - begin):
+                raise LeftOut(f"{remaining:.0f} s are left, and it takes about {case.seconds:.0f}")
             for row in case.function()(**setting):
                 figure_row = (
                     row._replace(bar="", holds=None) if quick and row.unit in SPEED else row
@@ -80,14 +80,21 @@ class Record:
         gc.collect()  # memory of this case must not be missing in the next
 
     def status(self) -> int:
-        """Returns 1 if a bar does not hold or a case failed, 2 if every case was left out."""
+        """Returns the exit status of the command.
+
+        1 if a bar does not hold or a case failed, 2 if every case was left out, else 0.
+        """
         statuses = {entry["status"] for entry in self.entries}
         missed = any(row["holds"] is False for entry in self.entries for row in entry["rows"])
         return 1 if missed or "failed" in statuses else 2 if statuses == {"left out"} else 0
 
 
 def line(row: Figure) -> str:
-    """Returns a figure as a line of text."""
+    """Returns a figure as a line of text.
+
+    >>> " ".join(line(Figure("time", 2.0, "s", "<= 3", True)).split())
+    'time 2 s (<= 3, holds)'
+    """
     value = "not measured" if row.value is None else f"{row.value:.4g}"
     if row.value is not None and abs(row.value) >= 1e4:
         value = f"{row.value:,.0f}"
@@ -98,7 +105,7 @@ def line(row: Figure) -> str:
 
 @functools.cache
 def hardware() -> dict[str, Any]:
-    """Returns versions, devices, the processor and the flags of this process."""
+    """Returns versions, devices, processor and flags of this process."""
     facts = environment() | {k: os.environ[k] for k in FLAGS if k in os.environ}
     with contextlib.suppress(OSError):
         model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())

@@ -1,9 +1,8 @@
-"""Whole runs on generated clicks: examples a second, AUC, and audits.
+"""Whole runs on generated clicks: examples per second, AUC, and audits.
 
 A run is compared with the bare loop over its own compiled steps, on batches that were drawn and
-sent before: what differs is time in which nothing computes, so both are timed by the clock. On a
-busy machine that means little, and the ratio of CPU seconds counts all work beside the steps as if
-none of it went on meanwhile.
+sent beforehand. Both are timed by the clock, as the difference is idle time. On a busy machine that
+is unreliable; the ratio of CPU seconds overstates work that runs beside the steps.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.runs.job import Job
 from dpsgd.runs.resolve import resolve, resolved
 from dpsgd.runs.task import rows_of
-from experiments.benchmarks.case import Figure, at
+from experiments.benchmarks.case import Figure, figure_at
 from experiments.benchmarks.data import FULL
 from experiments.benchmarks.models import num_params
 from experiments.benchmarks.timing import Spent, turns
@@ -53,25 +52,50 @@ MODELS = PRESETS | {
 
 
 def run_of(sampler: str, batch_size: int, epochs: int | None = None, **rest: Any) -> RunSpec:
-    """Returns the settings of a run."""
+    """Returns the settings of a run.
+
+    Args:
+      sampler: Name of the sampler.
+      batch_size: Expected number of examples of a batch.
+      epochs: Number of epochs; None for the default.
+      **rest: Other fields of `RunSpec`.
+
+    >>> run_of("poisson", 64, noise_multiplier=1.0).sampler.batch_size
+    64
+    """
     return RunSpec.of(SETTINGS[sampler](batch_size=batch_size, epochs=epochs), **rest)
 
 
 @contextmanager
 def generated(rows: int, model: str) -> Iterator[tuple[Clicks, Path, synthetic.SyntheticSummary]]:
-    """Yields clicks on a temporary store of generated rows, a folder for runs, and the summary."""
+    """Yields a click task on a temporary store of generated rows.
+
+    Args:
+      rows: Number of rows of the store.
+      model: Name of the model's size.
+
+    Yields:
+      The task, a folder for runs, and the summary of the rows.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made = synthetic.write_store(folder / "store", rows, seed=0)
+        summary = synthetic.write_store(folder / "store", rows, seed=0)
         sizes = {name: size for name, size in vars(MODELS[model]).items() if name != "wide"}
-        yield Clicks(folder / "store", **sizes), folder, made
+        yield Clicks(folder / "store", **sizes), folder, summary
 
 
 def steps_of_run(task: Any, spec: RunSpec, out: Path) -> tuple[dict[str, Any], Spent]:
-    """Returns the record of a run, and the time of its steps."""
+    """Trains a run, and returns its record and its steps' time.
+
+    Args:
+      task: Task of the run.
+      spec: Settings of the run.
+      out: Folder of the run.
+    """
     marks: dict[str, float] = {}
 
-    def mark(line: str) -> None:  # the first word of a line of progress, when it first came
+    def mark(line: str) -> None:
+        """Records the time at which a line's first word first occurs."""
         marks.setdefault(line.split()[0], time.process_time())
 
     record = dpsgd.run(task, spec, out, progress=mark)
@@ -79,21 +103,32 @@ def steps_of_run(task: Any, spec: RunSpec, out: Path) -> tuple[dict[str, Any], S
 
 
 def train(model: str, epochs: int, rows: int = 125_000, rounds: int = 3) -> Iterator[Figure]:
-    """Measures a run beside the bare loop of its steps, rows on the host, and the evaluation."""
+    """Measures a run beside the bare loop of its steps.
+
+    Also with data on the host, and the evaluation.
+
+    Args:
+      model: Name of the model's size.
+      epochs: Number of epochs.
+      rows: Number of generated rows, of which 4 in 5 train.
+      rounds: Number of rounds.
+    """
     sizes = {"l2_clip_norm": 4.0, "learning_rate": 3e-3, "noise_multiplier": 1.0}
-    # The audit is made before a run, and no part of what is timed.
+    # The audit precedes a run, and is not timed.
     spec = run_of("balls-and-bins", 1024, epochs, audit=False, **sizes)
     with generated(rows, model) as (task, folder, _):
         numbers = itertools.count()
         job = Job.of_task(task, resolve(spec, task, rows_of(task)))
 
         def run(data_on: Literal["device", "host"]) -> Spent:
+            """Returns the time of a run's steps."""
             out = folder / f"{data_on} {next(numbers)}"
             return steps_of_run(task, dataclasses.replace(spec, data_on=data_on), out)[1]
 
         def score() -> Spent:
+            """Returns the time of an evaluation on all splits."""
             blocks = [block for split in task.store.splits for block in task.store.blocks(split)]
-            return Spent.on(lambda: task.evaluate(job.params, blocks))
+            return Spent.measure(lambda: task.evaluate(job.params, blocks))
 
         work: dict[str, Callable[[], Spent]] = {
             "bare": _bare_loop(job),
@@ -106,40 +141,42 @@ def train(model: str, epochs: int, rows: int = 125_000, rounds: int = 3) -> Iter
             spent[label].append(work[label]())
         num_rows = task.store.num_rows
     seconds, cpu_seconds = (
-        {label: np.array([one[i] for one in found[1:]]) for label, found in spent.items()}
+        {label: np.array([time[i] for time in times[1:]]) for label, times in spent.items()}
         for i in (0, 1)
     )
     sampler = job.mechanism.sampler
     examples = sampler.num_steps * sampler.expected_batch_size
-    row = at(f"{model}, {num_params(job.params) / 1e6:.3g}M parameters, batch 1024")
+    row = figure_at(f"{model}, {num_params(job.params) / 1e6:.3g}M parameters, batch 1024")
     yield row("dpsgd train", examples / seconds["device"], "ex/s")
     yield row("bare loop of its steps", examples / seconds["bare"], "ex/s")
-    for name, found in {"": seconds, ", in CPU seconds": cpu_seconds}.items():
-        ratio = found["bare"] / found["device"]
+    for name, times in {"": seconds, ", in CPU seconds": cpu_seconds}.items():
+        ratio = times["bare"] / times["device"]
         yield row(f"dpsgd train / bare loop{name}", ratio, "x", ">= 0.9")
     yield row("data on the host / on the device", seconds["device"] / seconds["host"], "x")
     yield row("rows scored", num_rows / seconds["score"], "rows/s")
 
 
 def _bare_loop(job: Job) -> Callable[[], Spent]:
-    """Returns a function that takes all steps of a run; blocks are drawn and on the device."""
+    """Returns a function that takes all steps of a run, with all blocks on the device."""
     root, sampler = RootKey.from_insecure_seed(0), job.mechanism.sampler
     source = BatchSource(sampler, root.sampling_seed(0))
-    drawn = plan_blocks(source, first_step=0, block_steps=BLOCK_STEPS)
-    plans, data = [jax.device_put(plan) for _, plan in drawn], jax.device_put(dict(job.data))
+    blocks = plan_blocks(source, first_step=0, block_steps=BLOCK_STEPS)
+    plans, data = [jax.device_put(plan) for _, plan in blocks], jax.device_put(dict(job.data))
     watch = Watch.nothing(job.params)
-    how = jnp.asarray(root.noise_key(0)), job.mechanism.scales(), watch
-    inputs = [BlockInputs(data, plan, *how) for plan in plans]
+    noise = jnp.asarray(root.noise_key(0)), job.mechanism.scales()
+    inputs = [BlockInputs(data, plan, *noise, watch) for plan in plans]
     program = compiled_block(job.algorithm, sampler, (job.start(), inputs[0]))
 
     def all_steps(state: TrainState) -> None:
-        for one in inputs:
-            state, *_ = program(state, one)
+        """Takes all steps from a state."""
+        for block_inputs in inputs:
+            state, *_ = program(state, block_inputs)
         jax.block_until_ready(state)
 
     def loop() -> Spent:
+        """Returns the time of all steps."""
         state = jax.block_until_ready(jax.tree.map(jnp.array, job.start()))
-        return Spent.on(lambda: all_steps(state))
+        return Spent.measure(lambda: all_steps(state))
 
     return loop
 
@@ -151,30 +188,30 @@ def whole_run(
     tables: str = "dense",
     audit: bool = False,
 ) -> Iterator[Figure]:
-    """Measures an epoch by `dpsgd train`: its steps, its epsilon, and the AUC beside the best.
+    """Measures an epoch of `dpsgd train`: time, epsilon and AUC.
 
     Args:
       model: Name of the model's size.
-      rows: Training rows.
-      batch_size: Expected examples of a batch.
+      rows: Number of training rows.
+      batch_size: Expected number of examples of a batch.
       tables: Training of tables, "lazy" or "dense".
-      audit: Whether the run is audited before.
+      audit: Whether the run is audited first.
     """
     spec = run_of(
         "balls-and-bins", batch_size, 1, target_epsilon=EPSILON, tables=tables, audit=audit
     )
-    with generated(round(rows / 0.8), model) as (task, folder, made):  # of which so many train
-        found: list[Any] = []
-        whole = Spent.on(lambda: found.extend(steps_of_run(task, spec, folder / "run")))
-    record, steps = found
+    with generated(round(rows / 0.8), model) as (task, folder, summary):  # four fifths train
+        results: list[Any] = []
+        total = Spent.measure(lambda: results.extend(steps_of_run(task, spec, folder / "run")))
+    record, steps = results
     place = f"{record['num_params'] / 1e6:.3g}M parameters, {rows:,} rows, batch {batch_size:,}"
-    row = at(place)
-    yield row("whole run", whole.seconds, "s")
+    row = figure_at(place)
+    yield row("whole run", total.seconds, "s")
     yield row("its steps by the clock", steps.seconds, "s")
     yield row("its steps", steps.cpu_seconds, "CPU s")
     yield row(f"steps of an epoch of {FULL:,} rows", steps.cpu_seconds * FULL / rows, "CPU s")
     yield row("its epsilon", record["epsilon_upper"], bar=f"<= {EPSILON:g}")
-    auc, best = record["metrics"]["test_auc"], made.test_bayes_auc
+    auc, best = record["metrics"]["test_auc"], summary.test_bayes_auc
     yield row("test AUC", auc)
     yield row("best reachable AUC of its test rows", best)
     yield row("test AUC short of the best by", best - auc)
@@ -184,9 +221,9 @@ def audit(
     model: str, sampler: str, overflow: str = "", tables: str = "dense", bar: str = "",
     rows: int = 88_000, batch_size: int = 1_024,
 ) -> Iterator[Figure]:  # fmt: skip
-    """Measures an audit of the program that trains, and its comparison with DP-SGD's definition.
+    """Measures an audit of the training program.
 
-    A device that fails its checks must not train.
+    It compares the program with DP-SGD's definition. A device that fails its checks must not train.
 
     Args:
       model: Name of the model's size.
@@ -194,17 +231,17 @@ def audit(
       overflow: Treatment of batches that are too large; empty for the default.
       tables: Training of tables, "lazy" or "dense".
       bar: Bar of the CPU time.
-      rows: Training rows.
-      batch_size: Expected examples of a batch.
+      rows: Number of training rows.
+      batch_size: Expected number of examples of a batch.
     """
     spec = run_of(sampler, batch_size, 2, l2_clip_norm=1.0, noise_multiplier=1.0, tables=tables)
     if overflow:
         several = dataclasses.replace(spec.sampler, max_batch_size=batch_size, overflow=overflow)
         spec = dataclasses.replace(spec, sampler=several)
-    task, found = ClickModels(MODELS[model], DISPLAY_ADS, 0), list[CheckResult]()
+    task, checks = ClickModels(MODELS[model], DISPLAY_ADS, 0), list[CheckResult]()
     run = resolved(spec, Population(rows))
-    spent = Spent.on(lambda: found.extend(coupled(task, run).checks))
-    row = at(f"{model}, {sampler}, {rows:,} rows, batch {batch_size:,}")
+    spent = Spent.measure(lambda: checks.extend(coupled(task, run).checks))
+    row = figure_at(f"{model}, {sampler}, {rows:,} rows, batch {batch_size:,}")
     yield row("audit, compiling included", spent.cpu_seconds, "CPU s", bar)
-    failed = [f"{check.name} ({check.detail})" for check in found if not check.passed]
+    failed = [f"{check.name} ({check.detail})" for check in checks if not check.passed]
     yield row("; ".join(["checks that failed", *failed]), len(failed), bar="<= 0")

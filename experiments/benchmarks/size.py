@@ -1,7 +1,7 @@
 """Size of the code, and circles of imports.
 
-Lines are those of a formatter's width; statements do not depend on it. A circle of imports counts
-wherever the imports stand: in a function, for annotations alone, or by a package's names.
+Lines depend on the formatter's width, statements do not. A circle of imports counts wherever the
+imports stand: in a function, for annotations only, or by a package's names.
 """
 
 from __future__ import annotations
@@ -15,21 +15,33 @@ from experiments.benchmarks.case import Figure, figure
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("accounting", "samplers", "dpsgd", "experiments")
 LONG = 400
-"""Lines of a file that is long."""
+"""Number of lines above which a file is long."""
 TWO_LONG = {f"files of more than {LONG} lines": 2}
 
 
 def files_of(package: str) -> dict[str, Path]:
-    """Returns the files of `package`, by the names of their modules."""
+    """Returns a package's files by module name.
+
+    >>> sorted(files_of("samplers"))[:2]
+    ['samplers', 'samplers.attempts']
+    """
     files = {}
     for file in sorted((ROOT / package).rglob("*.py")):
-        parts = file.relative_to(ROOT).with_suffix("").parts
-        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+        names = file.relative_to(ROOT).with_suffix("").parts
+        files[".".join(names[:-1] if names[-1] == "__init__" else names)] = file
     return files
 
 
 def imports(tree: ast.Module, modules: set[str]) -> set[str]:
-    """Returns which of `modules` a file imports, anywhere."""
+    """Returns the modules that a file imports anywhere.
+
+    >>> imports(ast.parse("import math, os"), {"os", "sys"})
+    {'os'}
+
+    Args:
+      tree: Syntax tree of the file.
+      modules: Names of modules to look for.
+    """
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -41,7 +53,7 @@ def imports(tree: ast.Module, modules: set[str]) -> set[str]:
 
 
 def circles() -> dict[str, list[str]]:
-    """Returns the modules in circles of imports, each with its imports."""
+    """Returns the imports of each module in a circle."""
     files = {name: file for package in PACKAGES for name, file in files_of(package).items()}
     graph = {
         name: imports(ast.parse(file.read_text()), set(files)) - {name}
@@ -56,7 +68,7 @@ def circles() -> dict[str, list[str]]:
 
 
 def counts(files: Iterable[Path]) -> dict[str, int]:
-    """Returns lines, statements, imports in functions, and long files of some code."""
+    """Counts lines, statements, imports in functions, and long files."""
     texts = [file.read_text() for file in files]
     nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
@@ -76,7 +88,7 @@ def counts(files: Iterable[Path]) -> dict[str, int]:
 
 
 def size() -> Iterator[Figure]:
-    """Measures the parts of the project beside their bars, and prints circles of imports."""
+    """Measures the project's code, and prints circles of imports."""
     bars = {
         ("accounting", "samplers"): {"lines": 9_500},
         ("dpsgd",): {"lines": 15_500},
@@ -84,11 +96,11 @@ def size() -> Iterator[Figure]:
         PACKAGES: {"lines": 37_500, "statements": 22_000},
         ("tests",): {"lines": 26_500},
     }
-    for part, limits in bars.items():
-        sizes = counts(file for package in part for file in files_of(package).values())
+    for packages, limits in bars.items():
+        sizes = counts(file for package in packages for file in files_of(package).values())
         for name, count in sizes.items():
             bar = f"<= {limits[name]}" if name in limits else ""
-            yield figure(f"{' + '.join(part)}: {name}", count, bar=bar)
+            yield figure(f"{' + '.join(packages)}: {name}", count, bar=bar)
     circular = circles()
     for module, imported in circular.items():
         print(f"{module} imports {', '.join(imported)}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpsgd.core.gaussian import add_gaussian_noise
 from dpsgd.noise.keys import RootKey
-from experiments.benchmarks.case import Figure, at, figure
+from experiments.benchmarks.case import Figure, figure, figure_at
 from experiments.benchmarks.models import clicks
 from experiments.benchmarks.programs import Program, Steps, clock
 from experiments.benchmarks.timing import alone, in_turns
@@ -65,14 +65,14 @@ def steps(
       ratios: Pairs of kinds, or of "memory, KIND", with the bar of the first over the second.
       table_rows: Rows of the largest tables.
       hidden: Widths of the layers.
-      batch_size: Examples of a batch.
+      batch_size: Number of examples of a batch.
       block_steps: Steps of a block, which is one program.
       rounds: Number of rounds.
       together: Whether all programs take turns; else one is in memory at a time.
     """
     model = clicks(table_rows, hidden)
     setting = Steps(model, batch_size, block_steps)
-    row = at(f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size:,}")
+    row = figure_at(f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size:,}")
     times_by_kind = Times({}, {}, {})
     for names in [list(kinds)] if together else [[kind] for kind in kinds]:
         make = {name: partial(setting.program, name) for name in names}
@@ -92,8 +92,8 @@ def steps(
     quantities: dict[str, Any] = times_by_kind.seconds | {
         f"memory, {name}": times_by_kind.memory[name] for name in times_by_kind.memory
     }
-    for one, other, bar in ratios:
-        yield row(f"{one} / {other}", quantities[one] / quantities[other], "x", bar)
+    for first, second, bar in ratios:
+        yield row(f"{first} / {second}", quantities[first] / quantities[second], "x", bar)
     peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     if peak is not None:
         yield row("peak memory so far", peak / 1e9, "GB")
@@ -112,36 +112,37 @@ def sizes(
     batch_size: int = 1024,
     rounds: int = 5,
 ) -> Iterator[Figure]:
-    """Measures lazy steps of several sizes, and dense steps on a line through smaller ones.
+    """Measures lazy and dense steps of several sizes.
 
-    Each kind is measured in a separate process, with its memory.
+    Dense steps of large sizes are extrapolated on a line through smaller ones. Each kind is
+    measured in a separate process, with its memory.
 
     Args:
       lazy: Kinds of steps with lazy tables.
       table_rows: Sizes of the lazy steps.
       dense: Kind of dense steps.
       dense_rows: Two or more sizes of the dense steps.
-      bar: Bar of the dense step's time, so scaled, over the lazy step's.
+      bar: Bar of the extrapolated time of a dense step over the lazy step's time.
       hidden: Widths of the layers.
-      batch_size: Examples of a batch.
+      batch_size: Number of examples of a batch.
       rounds: Number of rounds.
     """
-    rest = hidden, batch_size, rounds
+    setting = hidden, batch_size, rounds
     line: list[tuple[int, float]] = []
     if dense:
-        found = alone(_at_sizes, dense, dense_rows, *rest).value
-        line = [(count, float(np.median(seconds))) for count, seconds, _ in found]
+        measured = alone(_at_sizes, dense, dense_rows, *setting).value
+        line = [(count, float(np.median(seconds))) for count, seconds, _ in measured]
     for count, seconds in line:
         yield figure(f"{dense}, {count / 1e6:.3g}M parameters", seconds, "s")
     for kind in lazy:
-        process = alone(_at_sizes, kind, table_rows, *rest)
+        process = alone(_at_sizes, kind, table_rows, *setting)
         for count, seconds, _ in process.value:
             yield figure(f"{kind}, {count / 1e6:.3g}M parameters", seconds, "s")
         medians = {count: float(np.median(seconds)) for count, seconds, _ in process.value}
         ratio = max(medians.values()) / min(medians.values())
         yield figure(f"{kind}, dearest / cheapest of {len(medians)} sizes", ratio, "x", "<= 1.25")
         count, seconds, flush = process.value[-1]
-        row = at(f"{kind}, {count / 1e6:.3g}M parameters")
+        row = figure_at(f"{kind}, {count / 1e6:.3g}M parameters")
         yield row("flush", flush, "s")
         yield row("flush / step", flush / np.median(seconds), "x")
         yield row("most memory of the process", process.gigabytes, "GB", "<= 12")
@@ -168,9 +169,10 @@ def _at_sizes(
         f"{kind} {rows}": partial(Steps(model, batch_size, block_steps).program, kind)
         for rows, model in models.items()
     }
-    found = times(make, block_steps, rounds)
+    measured = times(make, block_steps, rounds)
+    seconds, flushes = measured.seconds, measured.flushes
     return [
-        (model.num_params, found.seconds[f"{kind} {rows}"], found.flushes.get(f"{kind} {rows}"))
+        (model.num_params, seconds[f"{kind} {rows}"], flushes.get(f"{kind} {rows}"))
         for rows, model in models.items()
     ]
 
@@ -179,17 +181,26 @@ def _at_sizes(
 
 
 def noise(size: int, rounds: int = 5) -> Iterator[Figure]:
-    """Measures a step's noise beside `jax.random.normal`, added to donated sums."""
+    """Measures a step's noise beside `jax.random.normal`.
+
+    Args:
+      size: Number of coordinates of the donated sums.
+      rounds: Number of rounds.
+    """
     root = RootKey.from_insecure_seed(0)
 
     def stock(implementation: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """Returns the addition of JAX's normals."""
+
         def add(sums: jax.Array, step: jax.Array) -> jax.Array:
+            """Returns sums with noise of a step."""
             key = jax.random.fold_in(jax.random.key(0, impl=implementation), step)
             return sums + 1.3 * jax.random.normal(key, sums.shape)
 
         return add
 
     def program(add: Callable[[jax.Array, jax.Array], jax.Array]) -> Program:
+        """Returns the program of an addition."""
         start = lambda: (jnp.zeros(size), jnp.uint32(1))  # noqa: E731
         return Program(lambda carry: ((add(*carry), carry[1] + 1),), start)
 
@@ -198,9 +209,9 @@ def noise(size: int, rounds: int = 5) -> Iterator[Figure]:
         "threefry": stock("threefry2x32"),
         "rbg": stock("rbg"),
     }
-    found = in_turns({name: program(add) for name, add in adders.items()}, rounds, clock())
-    row = at(f"{size / 1e6:g}M coordinates")
-    yield row("noise", found["noise"], "s")
+    seconds = in_turns({name: program(add) for name, add in adders.items()}, rounds, clock())
+    row = figure_at(f"{size / 1e6:g}M coordinates")
+    yield row("noise", seconds["noise"], "s")
     for name, bar in {"threefry": "<= 1", "rbg": ""}.items():
-        ratio = found["noise"] / found[name]
+        ratio = seconds["noise"] / seconds[name]
         yield row(f"noise / jax.random.normal, {name}", ratio, "x", bar)

@@ -22,7 +22,7 @@ class Spent(NamedTuple):
     cpu_seconds: float
 
     @classmethod
-    def on(cls, work: Callable[[], Any]) -> Spent:
+    def measure(cls, work: Callable[[], Any]) -> Spent:
         """Returns the time that `work` takes."""
         begin, cpu_begin = time.perf_counter(), time.process_time()
         work()
@@ -30,9 +30,17 @@ class Spent(NamedTuple):
 
 
 def turns(names: list[str], rounds: int) -> list[str]:
-    """Returns names in the order of their turns: `rounds` rounds after one that does not count.
+    """Returns names in the order of their turns.
 
-    Every other round goes backwards, so that a busy machine slows all alike.
+    The first of `rounds` + 1 rounds is a warm-up. Every other round goes backwards, so that a busy
+    machine slows all names equally.
+
+    >>> turns(["a", "b"], rounds=1)
+    ['b', 'a', 'a', 'b']
+
+    Args:
+      names: Names of the pieces of work.
+      rounds: Number of rounds that count.
     """
     return [name for number in range(rounds + 1) for name in names[:: 1 if number % 2 else -1]]
 
@@ -42,15 +50,18 @@ def in_turns(
     rounds: int,
     clock: Callable[[], float] = time.process_time,
 ) -> dict[str, np.ndarray]:
-    """Returns the seconds of each piece of work, float[rounds], after a round that is not counted.
+    """Measures pieces of work that take turns, after a warm-up.
 
-    No result outlives its turn: a result still held would make the next piece of work take fresh
-    pages of memory, which is slower than the work.
+    No result outlives its turn: with a result still in memory, the next piece of work would take
+    fresh pages, which is slower than the work.
 
     Args:
       work: Pieces of work by name.
       rounds: Number of rounds that count.
-      clock: CPU time, or `time.perf_counter` where another device works.
+      clock: CPU time, or `time.perf_counter` for work on another device.
+
+    Returns:
+      Seconds by name: float[rounds].
     """
     spent: dict[str, list[float]] = {name: [] for name in work}
     for name in turns([*work], rounds):
@@ -70,7 +81,7 @@ class Alone(NamedTuple):
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Alone:
-    """Returns the result of a module's function in a new process, whose errors are raised."""
+    """Calls a module's function in a new process; raises its errors."""
     with pool(1) as executor:
         return executor.submit(_answer, function, arguments).result()
 
@@ -81,7 +92,10 @@ def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Alone:
 
 
 def peak_bytes() -> float:
-    """Returns the largest memory of this process; on Linux without the memory of its parent."""
+    """Returns the peak memory of this process.
+
+    On Linux without the memory of its parent.
+    """
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text()
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])

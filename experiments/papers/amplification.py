@@ -23,9 +23,9 @@ _LARGE = 40.0
 
 
 def amplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float, float]:
-    """Returns the guarantee of an (ε, δ)-DP mechanism that is run on a Poisson sample.
+    """Returns the (ε, δ) of a mechanism on a Poisson sample.
 
-    (log(1 + p(e^ε - 1)), pδ), for adjacency by adding, removing or zeroing out one example.
+    It is (log(1 + p(e^ε - 1)), pδ), for adjacency by adding, removing or zeroing out one example.
 
     Args:
       epsilon: ε >= 0 of the mechanism.
@@ -44,15 +44,20 @@ def amplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float, 
     if epsilon <= _LARGE:
         amplified = math.log1p(sampling_prob * math.expm1(epsilon))
     else:
-        rest = (1.0 - sampling_prob) / sampling_prob * math.exp(-epsilon)
-        amplified = epsilon + math.log(sampling_prob) + math.log1p(rest)
+        correction = (1.0 - sampling_prob) / sampling_prob * math.exp(-epsilon)
+        amplified = epsilon + math.log(sampling_prob) + math.log1p(correction)
     return amplified, sampling_prob * delta
 
 
 def deamplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float, float]:
-    """Returns the guarantee that a mechanism needs, to be (ε, δ)-DP when run on a Poisson sample.
+    """Returns the (ε, δ) that amplifies to a target guarantee.
 
-    (ε_p, δ/p) with ε_p = log(1 + (e^ε - 1)/p): the inverse of `amplify`.
+    It is (ε_p, δ/p) with ε_p = log(1 + (e^ε - 1)/p): the inverse of `amplify`.
+
+    Args:
+      epsilon: Target ε >= 0 on a Poisson sample.
+      delta: Target δ in [0, p].
+      sampling_prob: p in (0, 1].
 
     Raises:
       ValueError: If δ exceeds p, as no mechanism then amplifies to exactly δ.
@@ -74,13 +79,18 @@ def deamplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float
 
 
 def laplace_noise_scale(epsilon: float, num_examples: int, sampling_prob: float = 1.0) -> float:
-    """Returns 1/(ε_p p n), the Laplace noise scale at which the mean of a Poisson sample is ε-DP.
+    """Returns the Laplace scale 1/(ε_p p n) of an ε-DP sampled mean.
 
-    The sum over the sample, each of n values within [0, 1] (or [-1, 1], zeroed out), divided by pn;
-    ε > 0, and p = `sampling_prob` in (0, 1], where 1 is the full mean.
+    The mean is the sum over a Poisson sample divided by pn, of n values within [0, 1] (or [-1, 1],
+    zeroed out).
 
     >>> round(laplace_noise_scale(0.1, 1000) / laplace_noise_scale(0.1, 1000, 0.1), 3)
     0.719
+
+    Args:
+      epsilon: ε > 0 of the released mean.
+      num_examples: Number n of values.
+      sampling_prob: p in (0, 1]; 1 is the full mean.
     """
     check_count("num_examples", num_examples)
     _check_positive("epsilon", epsilon)
@@ -88,19 +98,24 @@ def laplace_noise_scale(epsilon: float, num_examples: int, sampling_prob: float 
 
 
 def laplace_noise_ratio(epsilon: float, sampling_prob: float) -> float:
-    """Returns p ε_p / ε <= 1: the full mean's Laplace noise over the sampled mean's."""
+    """Returns the Laplace noise ratio p ε_p / ε of full to sampled mean.
+
+    Args:
+      epsilon: ε > 0 of either mean.
+      sampling_prob: p in (0, 1].
+    """
     _check_positive("epsilon", epsilon)
     return min(1.0, sampling_prob * deamplify(epsilon, 0.0, sampling_prob)[0] / epsilon)
 
 
 def mean_squared_error(values: ArrayLike, epsilon: float, sampling_probs: ArrayLike = 1.0) -> float:
-    r"""Returns the mean squared error of the ε-DP mean of a sample, with Laplace noise.
+    r"""Returns the mean squared error of an ε-DP sampled mean.
 
     .. math:: \frac{1}{n^2} \sum_i \frac{1 - p_i}{p_i} x_i^2
         + 2 \max_i \left(\frac{1}{ε_{p_i} p_i n}\right)^2
 
-    of (1/n) Σ x_i/p_i over the rows i of the sample, without bias. p ε_p rises in p: the row that
-    is drawn least often needs the most noise, and pays ε; the others pay less.
+    is the error of the unbiased (1/n) Σ x_i/p_i over the sampled rows i, with Laplace noise. p ε_p
+    rises in p: the row of the smallest p_i needs the most noise and pays ε; other rows pay less.
 
     Args:
       values: x_i in [-1, 1]; float[n].
@@ -118,9 +133,12 @@ def mean_squared_error(values: ArrayLike, epsilon: float, sampling_probs: ArrayL
 
 
 def laplace_noise_penalty(epsilon_over_prob: float) -> float:
-    """Returns c/log(1 + c): by how much sampling may raise Laplace noise where ε <= c p.
+    """Returns the largest Laplace noise penalty c/log(1 + c) of sampling.
 
-    With c = `epsilon_over_prob` = ε/p >= 0; it is 1 + c/2 for small c.
+    It holds for ε <= c p, with c = `epsilon_over_prob` >= 0; it is 1 + c/2 for small c.
+
+    >>> round(laplace_noise_penalty(1.0), 2)
+    1.44
     """
     c = epsilon_over_prob
     if not 0.0 <= c < math.inf:
@@ -129,9 +147,10 @@ def laplace_noise_penalty(epsilon_over_prob: float) -> float:
 
 
 def gaussian_noise_penalty_many_steps(epsilon_over_prob: float) -> float:
-    """Estimates the Gaussian penalty in the limit of many steps: c/√log(1 + c²); not a bound.
+    """Estimates the Gaussian noise penalty c/√log(1 + c²) of many steps.
 
-    With c = `epsilon_over_prob` = 1/(pσ) >= 0; it is 1 + c²/4 for small c.
+    No bound, but the limit of many steps, with c = `epsilon_over_prob` = 1/(pσ) >= 0; it is 1 +
+    c²/4 for small c.
 
     Source: Z. Bu, J. Dong, Q. Long, W. Su, Deep Learning with Gaussian Differential Privacy,
     Harvard Data Science Review 2020, arXiv:1911.11607, Theorem 5.
@@ -145,11 +164,16 @@ def gaussian_noise_penalty_many_steps(epsilon_over_prob: float) -> float:
 def gaussian_noise_penalty(
     sampling_prob: float, steps: int, *, epsilon: float, delta: float
 ) -> float:
-    """Returns s/(pσ), the Gaussian noise of the sampled mean over the full mean's.
+    """Returns the Gaussian noise ratio s/(pσ) of sampled to full mean.
 
-    With noise multiplier σ the sums over all examples, and with s those over Poisson samples at p =
-    `sampling_prob`, composed over all `steps`, are (ε, δ)-DP. Both are the smallest that
-    `calibrate` certifies.
+    The noise multipliers s of Poisson samples and σ of full sums are the smallest that `calibrate`
+    certifies to be (ε, δ)-DP over all steps.
+
+    Args:
+      sampling_prob: p in (0, 1].
+      steps: Number of steps, at least 1.
+      epsilon: ε > 0 of all steps together.
+      delta: δ in (0, 1) of all steps together.
     """
     check_probability("sampling_prob", sampling_prob)
     sampled = calibrate(
@@ -159,7 +183,13 @@ def gaussian_noise_penalty(
 
 
 def full_batch_noise(steps: int, *, epsilon: float, delta: float) -> float:
-    """Returns the smallest noise multiplier for `steps` releases that each see all examples."""
+    """Returns the smallest noise multiplier of full-batch releases.
+
+    Args:
+      steps: Number of releases of a sum over all examples.
+      epsilon: ε > 0 of all releases together.
+      delta: δ in (0, 1) of all releases together.
+    """
     check_count("steps", steps)
     return calibrate(
         lambda noise: GaussianProfile(noise / math.sqrt(steps)), epsilon=epsilon, delta=delta

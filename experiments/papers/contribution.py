@@ -1,7 +1,7 @@
-"""Users who hold many examples: where the cap tau on each user's contribution should be.
+"""Choice of the cap tau on each user's contribution: bias against noise.
 
-A cap costs bias, no cap costs noise. See docs/explanation/units-and-users.md, and Amin, Kulesza,
-Munoz Medina, Vassilvitskii, "Bounding User Contributions", ICML 2019.
+A low cap costs bias, a high cap costs noise. See docs/explanation/units-and-users.md, and Amin,
+Kulesza, Munoz Medina, Vassilvitskii, "Bounding User Contributions", ICML 2019.
 """
 
 from __future__ import annotations
@@ -28,13 +28,20 @@ def _check_contributions(contributions: ArrayLike) -> Array:
 
 
 def sum_error_bound(contributions: ArrayLike, cap: float, epsilon: float) -> float:
-    r"""Returns equation (2): noise plus bias of an epsilon-DP sum, contributions capped at tau.
+    r"""Bounds the expected error of an epsilon-DP capped sum.
 
     .. math:: \tau/\epsilon + \sum_i \max(0, x_i - \tau)
 
-    with x = `contributions`, tau = `cap`: the mean absolute value of Laplace noise of scale
-    tau/epsilon, plus what the cap cuts off. It bounds the expected error, see `sum_error`. Not
-    private: it reads the data.
+    is equation (2): the mean absolute value of Laplace noise of scale tau/epsilon, plus the bias of
+    the cap. Not private: it reads the data.
+
+    >>> sum_error_bound([1.0, 2.0, 3.0, 10.0], cap=3.0, epsilon=0.5)
+    13.0
+
+    Args:
+      contributions: Contribution x_i >= 0 of each user, [users].
+      cap: tau >= 0.
+      epsilon: Privacy cost of the sum, > 0.
 
     Raises:
       ValueError: If a contribution is negative or not finite, `cap` < 0 or `epsilon` <= 0.
@@ -45,7 +52,7 @@ def sum_error_bound(contributions: ArrayLike, cap: float, epsilon: float) -> flo
 
 
 def sum_error(contributions: ArrayLike, cap: float, epsilon: float) -> float:
-    r"""Returns the exact expected error of an epsilon-DP sum, contributions capped at tau.
+    r"""Returns the expected error of an epsilon-DP capped sum.
 
     With bias b = sum_i max(0, x_i - tau) and Laplace noise of scale s = tau/epsilon,
 
@@ -53,8 +60,13 @@ def sum_error(contributions: ArrayLike, cap: float, epsilon: float) -> float:
 
     Not private: it reads the data.
 
+    Args:
+      contributions: Contribution x_i >= 0 of each user, [users].
+      cap: tau >= 0.
+      epsilon: Privacy cost of the sum, > 0.
+
     Raises:
-      ValueError: As for `sum_error_bound`.
+      ValueError: If a contribution is negative or not finite, `cap` < 0 or `epsilon` <= 0.
     """
     values = _check_contributions(contributions)
     _check_sum(cap, epsilon)
@@ -63,12 +75,16 @@ def sum_error(contributions: ArrayLike, cap: float, epsilon: float) -> float:
 
 
 def sum_sweet_spot(contributions: ArrayLike, epsilon: float) -> float:
-    """Returns the cap at which `sum_error_bound` is least: the ceil(1/epsilon)-th largest, or 0.
+    """Returns the cap of the least `sum_error_bound`.
 
-    Not private: it reads the data.
+    It is the ceil(1/epsilon)-th largest contribution, or 0. Not private: it reads the data.
 
     >>> sum_sweet_spot([1.0, 2.0, 3.0, 10.0], epsilon=0.5)
     3.0
+
+    Args:
+      contributions: Contribution x_i >= 0 of each user, [users].
+      epsilon: Privacy cost of the sum, > 0.
 
     Raises:
       ValueError: If a contribution is negative or not finite, or `epsilon` <= 0.
@@ -105,11 +121,11 @@ class BiasBounds(NamedTuple):
 def bias_bounds(
     contributions: ArrayLike, cap: float, user_losses: ArrayLike | None = None
 ) -> BiasBounds:
-    """Returns bounds on |L_tau(h) - L(h)|, the bias of capping each user at tau examples.
+    """Bounds the bias |L_tau(h) - L(h)| of a cap.
 
     User j has a share p_j of the n examples, and mean loss L_j(h); L(h) = sum_j p_j L_j(h). A cap
-    at tau = gamma n gives it the share min(p_j, gamma) / Z, Z = sum_j min(p_j, gamma). Where the
-    cap cuts nothing, all are 0. Not private: it reads the data. Proof:
+    at tau = gamma n gives it the share min(p_j, gamma) / Z, Z = sum_j min(p_j, gamma). If the cap
+    cuts nothing, all bounds are 0. Not private: it reads the data. Proof:
     docs/explanation/units-and-users.md.
 
     Source: Amin et al., ICML 2019, Propositions 1 and 2.
@@ -135,20 +151,20 @@ def bias_bounds(
         variance = float(np.dot(p, (losses - np.dot(p, losses)) ** 2))
     if cap >= values.max():
         return BiasBounds(0.0, 0.0 if user_losses is not None else math.nan, 0.0, 0.0)
-    kept = float(np.minimum(p, gamma).sum())
+    capped_share = float(np.minimum(p, gamma).sum())
     return BiasBounds(
         by_heaviest=math.sqrt(0.5 * math.log(1.0 / gamma)),
         by_variance=math.sqrt(2.0 * variance / gamma),
-        by_entropy=math.sqrt(0.5 * math.log(1.0 / kept)),
-        by_distance=0.5 * float(np.abs(np.minimum(p, gamma) / kept - p).sum()),
+        by_entropy=math.sqrt(0.5 * math.log(1.0 / capped_share)),
+        by_distance=0.5 * float(np.abs(np.minimum(p, gamma) / capped_share - p).sum()),
     )
 
 
 class ExcessBounds(NamedTuple):
     """Bounds on a model's loss above the least of its class. Not private.
 
-    All but the last bound the mean loss on all examples that users hold, also those that do not
-    count; all together its expectation, where the n examples are independent draws of one law.
+    The sum of all but the last bounds the mean loss on all examples of the users, counted or not;
+    the sum of all bounds its expectation, if the n examples are independent draws of one law.
     """
 
     bias: float
@@ -164,7 +180,7 @@ class ExcessBounds(NamedTuple):
 
     @property
     def on_data(self) -> float:
-        """The bound on the mean loss on all examples that users hold."""
+        """Bound on the mean loss over all examples of users."""
         return self.bias + self.choice + self.privacy
 
 
@@ -177,25 +193,26 @@ def excess_bounds(
     user_losses: ArrayLike | None = None,
     failure: float = 0.05,
 ) -> ExcessBounds:
-    """Returns the trade-off of a cap tau: bias falls in it, and the cost of privacy rises.
+    """Bounds a private model's excess loss under a cap.
 
-    A model is drawn from a class H with probability proportional to exp(-epsilon S(h) / tau), S the
-    sum of losses in [0, 1] on at most tau examples of each user: at random, or the first, if their
-    order tells nothing of them. Proof, and what it has in place of Theorem 1 of Amin et al.:
+    A higher cap has less bias and a higher cost of privacy. A model is drawn from a class H with
+    probability proportional to exp(-epsilon S(h) / tau), S the sum of losses in [0, 1] on at most
+    tau examples of each user: random ones, or the first ones if their order is independent of their
+    contents. Proof, and a comparison with Theorem 1 of Amin et al.:
     docs/explanation/learning-from-a-finite-class.md.
 
     Args:
       contributions: Number of examples of each user, [users].
       cap: tau > 0.
-      epsilon: Of the draw, where a user is removed or zeroed out.
-      class_size: |H| >= 1.
+      epsilon: Privacy cost of the draw, for a user who is removed or zeroed out.
+      class_size: Number |H| >= 1 of models.
       user_losses: L_j(h), each user's mean loss by each model of the class, [class, users].
       failure: f, the probability that the bounds fail, in (0, 1).
 
     Raises:
       ValueError: If sizes differ, a number is out of range, or no user contributes.
     """
-    values, part = _check_contributions(contributions), failure / 3.0
+    values, third = _check_contributions(contributions), failure / 3.0
     bias = 2.0 * bias_bounds(values, cap).by_distance
     if class_size < 1:
         raise ValueError(f"class_size must be at least 1, got {class_size}")
@@ -208,21 +225,28 @@ def excess_bounds(
             )
         counted = np.minimum(values, cap)
         bias = float(np.ptp(losses @ (counted / counted.sum() - values / values.sum())))
-    kept, cut = float(np.minimum(values, cap).sum()), cap * int((values > cap).sum())
-    privacy = privacy_excess(kept / cap, epsilon, math.log(class_size), failure=part)
-    spread = 0.5 * math.log(2.0 * class_size / part)
-    choice, sample = math.sqrt(cut * spread) / kept, math.sqrt(spread / float(values.sum()))
+    num_counted, num_chosen = float(np.minimum(values, cap).sum()), cap * int((values > cap).sum())
+    privacy = privacy_excess(num_counted / cap, epsilon, math.log(class_size), failure=third)
+    spread = 0.5 * math.log(2.0 * class_size / third)
+    choice = math.sqrt(num_chosen * spread) / num_counted
+    sample = math.sqrt(spread / float(values.sum()))
     return ExcessBounds(bias, 2.0 * choice, privacy, 2.0 * sample)
 
 
 def privacy_excess(users: float, epsilon: float, log_size: float, *, failure: float) -> float:
-    r"""Bounds what the draw of a model, see `excess_bounds`, adds to the least mean loss.
+    r"""Bounds the excess mean loss of a privately drawn model.
 
     .. math:: \frac{1}{m \epsilon} \left(\log |H| + \log \frac{1}{f}\right)
 
-    with m = `users`, log |H| = `log_size` and f = `failure`; infinity for m = 0. Amin et al., ICML
-    2019, have 8 times as much with (d + 1) log 3 in place of log |H|, of d parameters: Lemma 1 with
-    m = n_tau / tau, Corollary 1 with the number of users who are sure to reach the cap.
+    or infinity for m = 0. The draw is that of `excess_bounds`. Amin et al., ICML 2019, have 8 times
+    this bound with (d + 1) log 3 in place of log |H|, for d parameters: Lemma 1 with m = n_tau /
+    tau, Corollary 1 with the number of users who are sure to reach the cap.
+
+    Args:
+      users: Number m >= 0 of users.
+      epsilon: Privacy cost of the draw, > 0.
+      log_size: log |H| >= 0, for |H| models.
+      failure: Probability f in (0, 1) that the bound fails.
 
     Raises:
       ValueError: If `users` or `log_size` is negative, `epsilon` is not positive, or `failure` is
@@ -245,21 +269,21 @@ def private_quantile(
     candidates: Sequence[int],
     randbelow: Callable[[int], int] = secrets.randbelow,
 ) -> int:
-    """Chooses a cap near a quantile of the contributions, with pure epsilon-DP for users.
+    """Chooses a cap near a quantile, with pure epsilon-DP.
 
-    The exponential mechanism with utility u(tau) = -|#{j : x_j <= tau} - quantile n|: tau comes out
-    with probability proportional to exp(epsilon u(tau) / 2), exactly (no floating point). n is
-    public under zero-out; if a user is removed, u moves by at most max(quantile, 1 - quantile).
-    Compose it into the guarantee by `WithPureReleaseProfile`.
+    It protects users. The exponential mechanism with utility u(tau) = -|#{j : x_j <= tau} -
+    quantile n|: tau comes out with probability proportional to exp(epsilon u(tau) / 2), exactly (no
+    floating point). n is public under zero-out; if a user is removed, u moves by at most
+    max(quantile, 1 - quantile). Compose it into the guarantee by `WithPureReleaseProfile`.
 
     Source: Smith, "Privacy-preserving Statistical Estimation with Optimal Convergence Rates", STOC
     2011, Algorithm 2.
 
     Args:
       contributions: Number of examples of each user, [users].
-      quantile: In [0, 1].
-      epsilon: The privacy cost of this release, > 0.
-      candidates: The caps to choose from: a public list, chosen without the data.
+      quantile: Quantile in [0, 1] that the cap should be near.
+      epsilon: Privacy cost of this release, > 0.
+      candidates: Public list of caps, chosen without the data.
       randbelow: Uniform integers below its argument, from a secret source.
 
     Raises:

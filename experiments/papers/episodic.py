@@ -65,7 +65,7 @@ class PublishedTheorem3:
         MultistageProfile(self.noise_multiplier, self.steps, self.draws, self.sizes)
 
     def estimate_delta(self, epsilon: float) -> Estimate:
-        """Returns what the theorem says delta is at `epsilon` >= 0."""
+        """Returns the theorem's delta at `epsilon` >= 0."""
         rate = outcomes(self.draws, self.sizes).succeeds
         if self.steps == 1:
             base = GaussianProfile(self.noise_multiplier)
@@ -75,7 +75,7 @@ class PublishedTheorem3:
         return Estimate(value, self.REASON)
 
     def estimate_epsilon(self, delta: float) -> Estimate:
-        """Returns what the theorem says epsilon is at `delta` in (0, 1)."""
+        """Returns the theorem's epsilon at `delta` in (0, 1)."""
         check_delta(delta)
         if self.steps > 1:
             return Estimate(self._poisson().epsilon(delta).upper, self.REASON)
@@ -94,17 +94,18 @@ def compare(
     sizes: Sequence[int],
     delta: float,
 ) -> dict[str, Bound | Estimate]:
-    """Returns epsilon of one configuration, and of alternatives at equal noise.
+    """Returns a configuration's epsilon beside its alternatives'.
 
     Args:
-      noise_multiplier: s, in units of the clipping norm.
-      steps: T, number of releases.
-      draws: n_j, children drawn of each drawn unit.
-      sizes: N_j, children of the leaf's own unit.
-      delta: In (0, 1).
+      noise_multiplier: Noise standard deviation s, in units of the clipping norm.
+      steps: Number T of releases.
+      draws: Number n_j of children drawn of each drawn unit, outermost first.
+      sizes: Number N_j of children of each unit above the leaf, outermost first.
+      delta: Delta in (0, 1).
 
     Returns:
-      Bounds, the configuration's own first; the last entry is the published theorem's estimate.
+      Bounds at equal noise by name, first of the configuration; the last entry is the published
+      theorem's estimate.
     """
     draws, sizes = tuple(draws), tuple(sizes)
     epsilons: dict[str, Bound | Estimate] = {}
@@ -130,7 +131,7 @@ def compare(
 def add_remove_profile(
     noise_multiplier: float, steps: int, draws: tuple[int, ...], sizes: tuple[int, ...]
 ) -> PoissonProfile:
-    """Returns the profile of one stage under adding or removing one example.
+    """Returns one stage's profile under adding or removing an example.
 
     With n = `draws[0]` of N = `sizes[0]` drawn, that is Poisson sampling at n/N and half the noise.
 
@@ -138,6 +139,12 @@ def add_remove_profile(
     '[2.3, 2.4]'
 
     Source: Balle, Barthe, Gaboardi, "Privacy Amplification by Subsampling", NeurIPS 2018.
+
+    Args:
+      noise_multiplier: Noise standard deviation, in units of the clipping norm.
+      steps: Number of releases.
+      draws: Number n of examples drawn, as the only entry.
+      sizes: Number N of examples, as the only entry.
 
     Raises:
       ValueError: If there are several stages: with one example less a unit may have fewer children

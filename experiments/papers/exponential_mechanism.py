@@ -24,19 +24,19 @@ def exponential_mechanism(
     .. math:: P(i) \propto e^{-\lambda c_i}, \quad \lambda = \epsilon / (2 \Delta),
         \text{ or } \epsilon / \Delta \text{ if the costs are one-sided}
 
-    with c = `costs` and Delta = `sensitivity`. Of neighbouring data each cost differs by at most
-    Delta. Costs are one-sided if one of the two data sets has all costs at least as large as the
-    other: each unit adds a cost in [0, Delta], and its neighbour adds 0. The law is exact: a
-    candidate is drawn uniformly and kept by a Bernoulli of rational exponent.
+    with c = `costs` and Delta = `sensitivity`. Each cost differs by at most Delta between
+    neighbouring data sets. Costs are one-sided if one of the two data sets has all costs at least
+    as large as the other: each unit adds a cost in [0, Delta], and its neighbour adds 0. The
+    distribution is exact: a uniform candidate is accepted by a Bernoulli of rational exponent.
 
     Source: McSherry, Talwar, "Mechanism Design via Differential Privacy", FOCS 2007; Canonne,
     Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020, Algorithm 1
     (the exact Bernoulli).
 
     Args:
-      costs: c, one number for each candidate; the candidates are public.
-      epsilon: The privacy cost of this release, > 0.
-      sensitivity: Delta >= 1.
+      costs: Cost c_i of each candidate; the candidates are public.
+      epsilon: Privacy cost of this release, > 0.
+      sensitivity: Largest difference Delta >= 1 of a cost between neighbours.
       one_sided: Whether costs are one-sided.
       randbelow: Uniform integers below its argument, from a secret source.
 

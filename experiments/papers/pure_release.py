@@ -13,20 +13,20 @@ _NOTE = "the lower end is that of the mechanism alone"
 
 @dataclass(frozen=True)
 class WithPureReleaseProfile(Profile):
-    r"""The profile of a mechanism that follows (or precedes) a release with pure epsilon_0.
+    r"""Profile of a mechanism beside a release with pure epsilon_0, in either order.
 
     .. math:: \delta(\epsilon) \le p\, \delta'(\epsilon - \epsilon_0)
         + (1 - p)\, \delta'(\epsilon + \epsilon_0), \quad p = 1/(1 + e^{-\epsilon_0})
 
-    with delta' = `profile`'s, which must hold for every released value. At a given delta,
-    epsilon' + epsilon_0 is sufficient. Proof:
+    with delta' of `profile`, which must hold for every released value. At a given delta, epsilon' +
+    epsilon_0 is sufficient. Proof:
     docs/explanation/composition-with-further-releases.md.
 
     Source: Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015.
 
     Args:
-      profile: The mechanism's own.
-      pure_epsilon: epsilon_0, >= 0.
+      profile: Profile of the mechanism alone.
+      pure_epsilon: Epsilon_0 >= 0 of the pure release.
 
     Raises:
       ValueError: If `pure_epsilon` is negative or not finite.
@@ -39,15 +39,16 @@ class WithPureReleaseProfile(Profile):
         check_epsilon(self.pure_epsilon)
 
     def answer(self, question: Question) -> Bound:
-        """Answers by the mechanism's profile at two other epsilons, or by the sum of both."""
+        """Answers by the mechanism's profile at shifted epsilons."""
         inner = question.ask(self.profile)
         note = (inner.note or _NOTE) if self.pure_epsilon else inner.note
         if question.wanted == "epsilon":
             return Bound.resting_on(inner, inner.lower, inner.upper + self.pure_epsilon, note)
-        less, more = question.at - self.pure_epsilon, question.at + self.pure_epsilon
-        above = self.profile.delta(abs(less), question.tolerance).upper
-        if less < 0.0:
-            above = 1.0 - math.exp(less) * (1.0 - above)
-        right = 1.0 / (1.0 + math.exp(-self.pure_epsilon))
-        upper = right * above + (1.0 - right) * self.profile.delta(more, question.tolerance).upper
+        low, high = question.at - self.pure_epsilon, question.at + self.pure_epsilon
+        delta_at_low = self.profile.delta(abs(low), question.tolerance).upper
+        if low < 0.0:
+            delta_at_low = 1.0 - math.exp(low) * (1.0 - delta_at_low)
+        weight = 1.0 / (1.0 + math.exp(-self.pure_epsilon))
+        delta_at_high = self.profile.delta(high, question.tolerance).upper
+        upper = weight * delta_at_low + (1.0 - weight) * delta_at_high
         return Bound.resting_on(inner, inner.lower, min(1.0, upper * (1.0 + 1e-12)), note)

@@ -21,13 +21,16 @@ _ROUNDING = 1e-12
 
 
 def log_laplace_transform(t: Array, epoch: Epoch, ceiling: float = math.inf) -> Array:
-    """Bounds log E[e^(-tX)] from above at each t: float64, of the shape of `t`.
+    """Bounds log E[e^(-tX)] from above at each t.
 
     Args:
-      t: float64[points], all > 0, or all < 0 where there is a ceiling.
-      epoch: σ and T.
-      ceiling: Largest value of each of X's T standard normal variables in the event that counts,
-        from -30 to 12; by default none.
+      t: float64[points], all > 0, or all < 0 with a ceiling.
+      epoch: Noise multiplier σ and number T of bins.
+      ceiling: Largest value, in [-30, 12], of each of X's T standard normal variables in the event
+        that counts; by default none.
+
+    Returns:
+      float64[points].
     """
     deviation, bins = 1.0 / epoch.noise_multiplier, epoch.bins
     edges = np.linspace(_LOWEST, min(_HIGHEST, ceiling), _CELLS + 1)
@@ -52,9 +55,13 @@ def log_laplace_transform(t: Array, epoch: Epoch, ceiling: float = math.inf) -> 
 
 
 def add_delta_upper_bound(epsilon: float, epoch: Epoch) -> float:
-    """Returns a proved upper bound on H_ε(Q||P) of one epoch, the direction "add", at ε >= 0.
+    """Bounds H_ε(Q||P) of one epoch from above, with proof.
 
-    The least (a/t) e^(t/a - 1) E[e^(-tX)] over t >= a, a = e^ε.
+    The direction is "add". The bound is the least (a/t) e^(t/a - 1) E[e^(-tX)] over t >= a = e^ε.
+
+    Args:
+      epsilon: ε >= 0.
+      epoch: Noise multiplier σ and number T of bins.
     """
     check_epsilon(epsilon)
     ratio = np.geomspace(1.0, 1e6, 200)
@@ -63,10 +70,15 @@ def add_delta_upper_bound(epsilon: float, epoch: Epoch) -> float:
 
 
 def truncated_tail(values: Array, epoch: Epoch, ceiling: float) -> Array:
-    """Bounds from above Pr(X >= x, and no normal variable exceeds c) under Q, at each x.
+    """Bounds Pr(X >= x, no normal above c) from above.
 
-    The least e^(-tx) E[e^(tX)] over t > 0, in that event; x = `values`, float64[points], and c =
-    `ceiling` as for `log_laplace_transform`.
+    The bound under Q is the least e^(-tx) E[e^(tX)] over t > 0, within the event that no normal
+    variable exceeds c.
+
+    Args:
+      values: Points x: float64[points].
+      epoch: Noise multiplier σ and number T of bins.
+      ceiling: Ceiling c of each of X's T standard normal variables, in [-30, 12].
     """
     largest = ceiling / epoch.noise_multiplier - 0.5 / epoch.noise_multiplier**2
     t = epoch.bins * np.geomspace(0.1, 60.0, 48) * math.exp(-max(largest, -600.0))

@@ -1,4 +1,4 @@
-"""Upper confidence bounds on what samples estimate."""
+"""Upper confidence bounds on expectations, from samples."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Inequality = Literal["chernoff-hoeffding", "bennett"]
 
 
 def kl_upper_bound(mean: float, num_samples: int, beta: float) -> float:
-    """Returns an upper confidence bound on the expectation of a variable with values in [0, 1].
+    """Bounds the expectation of a [0, 1] variable, by KL divergence.
 
-    The smallest p >= q with KL(Bernoulli(q) || Bernoulli(p)) >= log(1/β)/m, or 1.
+    The upper confidence bound is the smallest p >= q with KL(Bernoulli(q) || Bernoulli(p)) >=
+    log(1/β)/m, or 1.
 
     Args:
       mean: q, the sample mean, in [0, 1].
@@ -51,15 +52,15 @@ def kl_upper_bound(mean: float, num_samples: int, beta: float) -> float:
 
 
 def bennett_upper_bound(mean: float, second_moment: float, num_samples: int, beta: float) -> float:
-    """Returns an upper confidence bound on the expectation of a variable with values in [0, 1].
+    """Bounds the expectation of a [0, 1] variable, by Bennett's inequality.
 
-    The smallest p >= q with v h((p - q)/v) >= log(1/β)/m, v = s - p² > 0, or √s, for h(u) = (1 + u)
-    log(1 + u) - u. It grows with q and with s.
+    The upper confidence bound is the smallest p >= q with v h((p - q)/v) >= log(1/β)/m, v = s - p²
+    > 0, or √s, for h(u) = (1 + u) log(1 + u) - u. It grows with q and with s.
 
     Args:
       mean: q, the sample mean, in [0, 1].
-      second_moment: s, an upper bound on the expectation of the variable's square: known before, or
-        one that fails with a probability which is counted beside β.
+      second_moment: s, an upper bound on the expectation of the variable's square: known
+        beforehand, or with a failure probability that is counted beside β.
       num_samples: m, the number of independent samples.
       beta: β, the probability in (0, 1) with which the bound may fail.
 
@@ -87,7 +88,7 @@ def bennett_upper_bound(mean: float, second_moment: float, num_samples: int, bet
 def mean_upper_bound(
     samples: Array, beta: float, inequality: Inequality = "chernoff-hoeffding"
 ) -> float:
-    """Returns an upper confidence bound on the expectation of samples [m] in [0, 1].
+    """Bounds the expectation of samples in [0, 1] from above.
 
     "chernoff-hoeffding" is `kl_upper_bound`. "bennett" spends half of β on such a bound on the
     second moment, and half on `bennett_upper_bound` by it. Both grow with every sample.
@@ -95,6 +96,11 @@ def mean_upper_bound(
     >>> half = np.full(10_000, 0.5)
     >>> mean_upper_bound(half, 1e-3), mean_upper_bound(half, 1e-3, "bennett")
     (0.5185..., 0.5046...)
+
+    Args:
+      samples: Independent samples in [0, 1]: float64[m].
+      beta: β, the probability in (0, 1) with which the bound may fail.
+      inequality: Inequality of the bound, chosen before samples are seen.
     """
     mean = min(float(np.mean(samples)), 1.0)
     if inequality == "chernoff-hoeffding":
@@ -111,15 +117,15 @@ def hockey_stick_upper_bound(
     event_probability: float = 1.0,
     inequality: Inequality = "chernoff-hoeffding",
 ) -> float:
-    """Returns an upper confidence bound on H_ε from sampled losses (or upper bounds on losses).
+    """Bounds H_ε from above, by sampled losses or their bounds.
 
     Args:
       losses: Independent samples [m], drawn given an event outside which the loss is at most
         `epsilon`.
-      epsilon: ε.
-      beta: Probability with which the bound may fail.
-      event_probability: Probability of that event; 1 where samples were drawn without condition.
-      inequality: See `mean_upper_bound`; to be chosen before samples are seen.
+      epsilon: ε of the divergence.
+      beta: β, the probability in (0, 1) with which the bound may fail.
+      event_probability: Probability of that event; 1 for samples without condition.
+      inequality: Inequality of `mean_upper_bound`, chosen before samples are seen.
 
     Source: Chua et al., arXiv:2412.16802, Algorithms 4 and 5.
     """
@@ -129,5 +135,10 @@ def hockey_stick_upper_bound(
 
 
 def hockey_stick_values(losses: Array, epsilon: float) -> Array:
-    """Returns (1 - e^(ε - L))_+ of each loss, whose mean estimates H_ε: float64 [m]."""
+    """Returns (1 - e^(ε - L))_+ of each loss, H_ε on average.
+
+    Args:
+      losses: Privacy losses L: float64[m].
+      epsilon: ε of the divergence.
+    """
     return -np.expm1(np.minimum(epsilon - losses, 0.0))

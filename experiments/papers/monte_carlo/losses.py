@@ -22,13 +22,17 @@ _CHUNK_ENTRIES = 2**21
 
 
 def geometric_ranks(num_draws: int, growth: float = 1.02) -> tuple[int, ...]:
-    """Returns ranks 1, 2, 3, ... that grow by the factor `growth`, up to `num_draws`.
+    """Returns ranks 1, 2, 3, ... that grow geometrically.
 
-    The top ranks, which carry the privacy loss, are all kept; the bulk is kept at a relative
-    spacing of `growth` - 1.
+    All top ranks are included, which carry the privacy loss; the bulk has a relative spacing of
+    `growth` - 1.
 
     >>> geometric_ranks(20, growth=1.5)
     (1, 2, 3, 4, 6, 9, 13, 19)
+
+    Args:
+      num_draws: Largest rank.
+      growth: Factor between large ranks, above 1.
     """
     if not growth > 1.0:
         raise ValueError(f"growth must exceed 1, got {growth}")
@@ -42,9 +46,16 @@ def geometric_ranks(num_draws: int, growth: float = 1.02) -> tuple[int, ...]:
 def log_order_statistics(
     rng: np.random.Generator, size: int, num_draws: int, ranks: Sequence[int]
 ) -> Array:
-    """Samples log U for the largest of n = `num_draws` uniform draws, jointly at the given ranks.
+    """Samples log order statistics of uniform draws, jointly at some ranks.
 
-    The r_1 < ... < r_R, each in [1, n], give float64 of shape [size, R].
+    Args:
+      rng: Source of randomness.
+      size: Number of independent samples.
+      num_draws: Number n of uniform draws on [0, 1].
+      ranks: Ranks r_1 < ... < r_R in [1, n]; rank 1 is the largest draw.
+
+    Returns:
+      Logarithms of the draws: float64[size, R].
 
     Source: Chua et al., arXiv:2412.16802, Algorithm 6.
     """
@@ -71,9 +82,9 @@ def _draws_below(
         log_cdf = log_ceiling[:, None] - rng.standard_exponential((size, num_draws))
         weights = np.ones(num_draws)
     else:
-        kept = [r for r in ranks if r <= num_draws]
-        log_cdf = log_ceiling[:, None] + log_order_statistics(rng, size, num_draws, kept)
-        bounds = [*kept, num_draws + 1] if direction == "remove" else [0, *kept]
+        valid = [r for r in ranks if r <= num_draws]
+        log_cdf = log_ceiling[:, None] + log_order_statistics(rng, size, num_draws, valid)
+        bounds = [*valid, num_draws + 1] if direction == "remove" else [0, *valid]
         weights = np.diff(bounds).astype(np.float64)
     # A draw of exactly log 1 would be an infinite normal.
     return scipy.special.ndtri_exp(np.minimum(log_cdf, -1e-300)), weights
@@ -99,30 +110,37 @@ def sample_others(
     ceiling: float,
     exceeded: bool,
 ) -> Array:
-    """Samples upper bounds on what T - 1 bins contribute to the likelihood ratio under Q.
+    """Samples bounds on T - 1 bins' part of the likelihood ratio.
 
-    (1/T) Σ e^(z_t/σ - 1/(2σ²)) over T - 1 standard normal z_t: 0 of one bin. By order statistics of
-    `ranks`, see `sample_losses`, given that a z_t exceeds c = `ceiling`, or that none does.
+    The part under Q is (1/T) Σ e^(z_t/σ - 1/(2σ²)) over T - 1 standard normal z_t; 0 for one bin.
+
+    Args:
+      rng: Source of randomness.
+      num_samples: Number of independent samples.
+      epoch: Noise multiplier σ and number T of bins.
+      ranks: Ranks of the order statistics that bound the sum, see `sample_losses`.
+      ceiling: Ceiling c of the condition.
+      exceeded: Whether some z_t exceeds c under the condition, or none does.
 
     Returns:
-      float64 of shape [num_samples].
+      Upper bounds on the part: float64[num_samples].
     """
-    scale, others, contributions = (
+    scale, num_bins, contributions = (
         1.0 / epoch.noise_multiplier,
         epoch.bins - 1,
         np.zeros(num_samples),
     )
     log_below = float(scipy.special.log_ndtr(ceiling))
-    for part in _chunks(contributions, len(ranks) + 2) if others else ():
-        log_ceiling = np.full(part.size, log_below)
+    for chunk in _chunks(contributions, len(ranks) + 2) if num_bins else ():
+        log_ceiling = np.full(chunk.size, log_below)
         if exceeded:
-            log_ceiling = _log_top(rng, part.size, others, log_below)
-        z, weights = _draws_below(rng, log_ceiling, others - exceeded, ranks, "remove")
+            log_ceiling = _log_top(rng, chunk.size, num_bins, log_below)
+        z, weights = _draws_below(rng, log_ceiling, num_bins - exceeded, ranks, "remove")
         if exceeded:
             z = np.concatenate([scipy.special.ndtri_exp(log_ceiling)[:, None], z], axis=1)
             weights = np.concatenate([np.ones(1), weights])
         log_sum = _log_weighted_sum_exp(scale * z, weights)
-        part += np.exp(log_sum - math.log(epoch.bins) - 0.5 * scale**2)
+        chunk += np.exp(log_sum - math.log(epoch.bins) - 0.5 * scale**2)
     return contributions
 
 
@@ -148,9 +166,15 @@ def _event_ceiling(epsilon: float, epoch: Epoch, direction: Direction) -> float:
 
 
 def event_probability(epsilon: float, epoch: Epoch, direction: Direction) -> float:
-    """Returns the probability of the event outside which the privacy loss is at most `epsilon`.
+    """Returns the probability of an event with all larger losses.
 
-    1 - Φ(c/σ)^T under P for "remove", Φ(c/σ)^T under Q for "add".
+    It is 1 - Φ(c/σ)^T under P for "remove", Φ(c/σ)^T under Q for "add". Outside the event the
+    privacy loss is at most ε.
+
+    Args:
+      epsilon: ε, the bound on the loss outside the event.
+      epoch: Noise multiplier σ and number T of bins.
+      direction: "remove" or "add".
 
     Source: Chua et al., arXiv:2412.16802, Algorithm 5.
     """
@@ -169,19 +193,18 @@ def sample_losses(
     ranks: Sequence[int] | None = None,
     event_epsilon: float | None = None,
 ) -> Array:
-    """Samples the privacy loss of balls-and-bins, or an upper bound on it.
+    """Samples balls-and-bins' privacy loss, or upper bounds on it.
 
     Args:
       rng: Source of randomness.
       num_samples: Number of independent samples.
-      epoch: σ and T.
+      epoch: Noise multiplier σ and number T of bins.
       direction: "remove": log dP/dQ under P; "add": -log dP/dQ under Q.
-      epochs: Number of epochs with bins drawn anew, whose independent losses are added.
-      ranks: Ranks whose order statistics stand for all coordinates (1 first); the result is then an
-        upper bound on a loss. None samples every coordinate: exact, at a cost of T normals for each
-        sample.
-      event_epsilon: ε of the event A; samples of one epoch are then drawn given A. None samples
-        without condition.
+      epochs: Number of epochs with redrawn bins, whose independent losses are added.
+      ranks: Ranks (1 first) whose order statistics bound all coordinates: the result is an upper
+        bound on a loss. None samples every coordinate: exact, at a cost of T normals per sample.
+      event_epsilon: ε of the event (see `event_probability`) given which samples of one epoch are
+        drawn. None samples without condition.
 
     Returns:
       Losses, float64 of shape [num_samples]. Temporary memory is about 100 MB for all sizes.
@@ -193,9 +216,9 @@ def sample_losses(
         ceiling = _event_ceiling(event_epsilon, epoch, direction)
         log_ceiling = float(scipy.special.log_ndtr(ceiling))
     losses = np.zeros(num_samples)
-    for part in _chunks(losses, 2 + (epoch.bins if ranks is None else len(ranks))):
+    for chunk in _chunks(losses, 2 + (epoch.bins if ranks is None else len(ranks))):
         for _ in range(epochs):
-            part += _losses(rng, part.size, epoch, direction, ranks, log_ceiling)
+            chunk += _losses(rng, chunk.size, epoch, direction, ranks, log_ceiling)
     return losses
 
 
@@ -221,14 +244,13 @@ def _losses(
         z, weights = np.zeros((size, 0)), np.zeros(0)
         columns = [top + scale]
         if bins > 1:
-            # It sits at the shifted coordinate with probability 1/T. The others are iid below it,
-            # and one of them, `other`, is set apart: it is the shifted coordinate where the largest
-            # is not.
-            other, _ = _draws_below(rng, log_top, 1, None, direction)
+            # The largest coordinate is the shifted one with probability 1/T. The other coordinates
+            # are iid below it; one of them, `second`, is the shifted one if the largest is not.
+            second, _ = _draws_below(rng, log_top, 1, None, direction)
             at_shifted = rng.random((size, 1)) < 1.0 / bins
             z, weights = _draws_below(rng, log_top, bins - 2, ranks, direction)
-            shifted = np.where(at_shifted, top, other) + scale
-            columns = [shifted, np.where(at_shifted, other, top)]
+            shifted = np.where(at_shifted, top, second) + scale
+            columns = [shifted, np.where(at_shifted, second, top)]
     weights = np.concatenate([np.ones(len(columns)), weights])
     terms = scale * np.concatenate([*columns, z], axis=1)
     return _log_weighted_sum_exp(terms, weights) - math.log(bins) - 0.5 * scale**2

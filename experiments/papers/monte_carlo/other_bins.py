@@ -32,21 +32,21 @@ def other_bins_curve(
     beta: float,
     inequality: Inequality,
 ) -> Callable[[float], tuple[float, float]]:
-    """Returns the mean of samples and an upper end on δ as functions of ε, which both fall.
+    """Returns a function from ε to δ's estimate and upper end.
 
-    Half of the samples are drawn where no other normal variable exceeds a ceiling, half where one
-    does. Where, in the first half, the others' part S of the ratio is above a cut, the upper end
-    takes 1, with a proved probability. Ceiling and cut are chosen before any sample is seen.
+    Half of the samples are drawn given that no normal variable of the other bins exceeds a ceiling,
+    half given that one does. In the first half, the upper end takes 1, with a proved probability,
+    if the other bins' part S is above a cut. Both are chosen before any sample is seen.
 
     Args:
       rng: Source of randomness.
-      num_samples: m.
-      epoch: σ and T.
-      ranks: Of the order statistics that stand for all, see `sample_others`.
-      first: The least ε that is asked for, for which ceiling and cut are chosen.
-      rest: Most that the probability above the cut should be.
+      num_samples: Number m of samples.
+      epoch: Noise multiplier σ and number T of bins.
+      ranks: Ranks of the order statistics that bound the sum, see `sample_others`.
+      first: Least ε of all questions, for which ceiling and cut are chosen.
+      rest: Largest wanted probability above the cut.
       beta: β, the probability with which an upper end may fail.
-      inequality: See `mean_upper_bound`.
+      inequality: Inequality of `mean_upper_bound`.
     """
     half, beta = -(-num_samples // 2), 0.5 * beta
     places = np.concatenate(
@@ -73,14 +73,15 @@ def other_bins_curve(
     )
     within = np.minimum(within, cut)
 
-    def at(epsilon: float) -> tuple[float, float]:
+    def estimate_delta(epsilon: float) -> tuple[float, float]:
+        """Returns the estimate and upper end of δ."""
         values = np.append(_excess(epsilon, places, epoch), 1.0)
-        parts = [((1.0 - above) * most, values[within] / most), (above, values[beyond])]
-        mean = sum(weight * float(x.mean()) for weight, x in parts)
-        upper = sum(weight * mean_upper_bound(x, beta, inequality) for weight, x in parts)
+        halves = [((1.0 - above) * most, values[within] / most), (above, values[beyond])]
+        mean = sum(weight * float(x.mean()) for weight, x in halves)
+        upper = sum(weight * mean_upper_bound(x, beta, inequality) for weight, x in halves)
         return mean, max(upper + tail_mass, add_delta_upper_bound(epsilon, epoch))
 
-    return at
+    return estimate_delta
 
 
 def _excess(epsilon: float, others: Array, epoch: Epoch) -> Array:
@@ -89,12 +90,12 @@ def _excess(epsilon: float, others: Array, epoch: Epoch) -> Array:
     It grows with S and with the example's own normal variable, whose cells take their ends.
     """
     scale = 1.0 / epoch.noise_multiplier
-    own = np.exp(np.clip(scale * _OWN + 0.5 * scale**2, -600.0, 700.0)) / epoch.bins
+    ratio = np.exp(np.clip(scale * _OWN + 0.5 * scale**2, -600.0, 700.0)) / epoch.bins
     mass = np.exp(log_normal_cells(_OWN)) * (1.0 + 1e-12)
     threshold = math.exp(min(epsilon, 700.0))
     below, beyond = scipy.special.ndtr(_OWN[0]), scipy.special.ndtr(-_OWN[-1])
     means = np.empty(others.shape)
-    for i, other in enumerate(others):
-        value = np.maximum(1.0 - threshold / (other + own), 0.0)
+    for i, other_ratio in enumerate(others):
+        value = np.maximum(1.0 - threshold / (other_ratio + ratio), 0.0)
         means[i] = value[1:] @ mass + below * value[0] + beyond
     return np.minimum(means, 1.0)

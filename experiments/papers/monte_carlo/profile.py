@@ -1,4 +1,4 @@
-"""The estimators' answers as a profile: its upper ends hold with a confidence below one."""
+"""Profile of Monte Carlo estimates, whose upper ends hold with a confidence below one."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class MonteCarloProfile:
     confidence holds for one query.
 
     Attributes:
-      noise_multiplier: σ.
-      bins: T, the number of batches of one epoch.
+      noise_multiplier: Noise standard deviation σ, in units of the clipping norm.
+      bins: Number T of batches of one epoch.
       epochs: Number of epochs, each with bins drawn anew.
-      num_samples: m, samples for each direction.
+      num_samples: Number m of samples for each direction.
       beta: β, the probability with which an upper end may fail.
       ranks: Ranks of the order statistics, or None to sample every coordinate.
-      sampled: "losses"; "rare losses": given an event that contains all losses above epsilon, where
-        one epoch is drawn; "other bins": all bins but the example's, whose part is integrated, with
-        a proved bound on the direction "add". The last is for one epoch, is not in the paper, and
-        alone has finite ends far below 1/m.
+      sampled: Variable that is sampled. "losses"; "rare losses": given an event that contains all
+        losses above epsilon, for one epoch; "other bins": all bins but the example's, which is
+        integrated, with a proved bound on the direction "add". The last is for one epoch, is not in
+        the paper, and alone has finite ends far below 1/m.
       inequality: Inequality between samples and their expectation, see `mean_upper_bound`.
       seed: Seed of the samples; a query is a pure function of the attributes.
 
@@ -96,14 +96,14 @@ class MonteCarloProfile:
         return event_probability(event_epsilon, self._epoch, direction)
 
     def _least_upper(self, event_epsilon: float) -> float:
-        """Returns what delta's upper end cannot go below, even if no loss exceeded epsilon."""
+        """Returns delta's least possible upper end, of samples in which no loss exceeds epsilon."""
         if self.sampled == "other bins":
             return 0.0
-        probability = max(self._event_probability(event_epsilon, way) for way in _DIRECTIONS)
+        probability = max(self._event_probability(event_epsilon, d) for d in _DIRECTIONS)
         return probability * kl_upper_bound(0.0, self.num_samples, self.beta)
 
     def _curve(self, first: float, rest: float = 1.0) -> Callable[[float], tuple[float, float]]:
-        """Returns the mean and the upper end as functions of ε >= `first`, which both fall."""
+        """Returns a decreasing function from ε >= `first` to δ's estimate and upper end."""
         rng, epoch = np.random.default_rng(self.seed), self._epoch
         confidence: dict[str, Any] = {"beta": self.beta, "inequality": self.inequality}
         if self.sampled == "other bins":
@@ -111,16 +111,17 @@ class MonteCarloProfile:
             sizes: dict[str, Any] = {"first": first, "rest": rest}
             return other_bins_curve(rng, self.num_samples, epoch, ranks, **sizes, **confidence)
         event = first if self._rare else None
-        how: dict[str, Any] = {"epochs": self.epochs, "ranks": self.ranks, "event_epsilon": event}
+        law: dict[str, Any] = {"epochs": self.epochs, "ranks": self.ranks, "event_epsilon": event}
         samples = [
             (
-                sample_losses(rng, self.num_samples, epoch, direction, **how),
+                sample_losses(rng, self.num_samples, epoch, direction, **law),
                 self._event_probability(first, direction),
             )
             for direction in _DIRECTIONS
         ]
 
-        def at(epsilon: float) -> tuple[float, float]:
+        def estimate_delta(epsilon: float) -> tuple[float, float]:
+            """Returns the estimate and upper end of δ."""
             means = [p * float(hockey_stick_values(x, epsilon).mean()) for x, p in samples]
             uppers = [
                 hockey_stick_upper_bound(x, epsilon, event_probability=p, **confidence)
@@ -128,18 +129,23 @@ class MonteCarloProfile:
             ]
             return max(means), max(uppers)
 
-        return at
+        return estimate_delta
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds δ at `epsilon` >= 0; `tolerance` is not used."""
+        """Bounds δ at ε.
+
+        Args:
+          epsilon: ε >= 0.
+          tolerance: Unused, as the number of samples decides the width.
+        """
         [(_, bound)] = self.estimates([epsilon])
         return bound
 
     def estimates(self, epsilons: Sequence[float]) -> Iterator[tuple[float, Bound]]:
-        """Yields, at each of `epsilons` >= 0, the samples' mean and the bounds on δ.
+        """Yields the estimate and bounds of δ at each ε.
 
-        The mean belongs to the direction with the larger one. The confidence holds for each answer
-        alone. Losses without a condition are drawn once for all.
+        The estimate belongs to the direction with the larger one. The confidence holds for each
+        answer alone. Losses without a condition are drawn once for all.
         """
         curve = None
         for epsilon in epsilons:
@@ -150,7 +156,12 @@ class MonteCarloProfile:
             yield mean, bound
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest ε >= 0 at `delta` in (0, 1); `tolerance` is not used."""
+        """Bounds the smallest ε >= 0 at δ.
+
+        Args:
+          delta: δ in (0, 1).
+          tolerance: Unused, as the number of samples decides the width.
+        """
         question = Question("epsilon", check_delta(delta))
         lower = question.lower_end(self._lower, 1e-9)
         if self._least_upper(lower) > delta:
