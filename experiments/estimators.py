@@ -1,4 +1,4 @@
-"""`DPClassifier` and `DPRegressor`: private models in scikit-learn's conventions, a `Run` each fit.
+"""`DPClassifier` and `DPRegressor`: private scikit-learn estimators; each fit is a `Run`.
 
 They need scikit-learn (the extra `sklearn`), and read tables as `dpsgd prepare csv` does.
 """
@@ -47,9 +47,9 @@ EXPECTED_FAILED_CHECKS = dict.fromkeys(
         "check_regressors_int",
         "check_supervised_y_2d",
     ),
-    "compares two fits, and noise and batches of each are fresh",
+    "compares two fits, which draw fresh noise and batches",
 )
-"""Of scikit-learn's `check_estimator`: those that cannot hold, with the reason."""
+"""Checks of scikit-learn's `check_estimator` that cannot pass -> reason."""
 
 _SET_BY = {
     **dict.fromkeys(PARTS["privacy"], "epsilon"),
@@ -57,12 +57,12 @@ _SET_BY = {
     "init_seed": "random_state",
     "sampler": "sampler",
 }
-"""Options of a run -> the argument that sets them."""
+"""Options of a run -> argument of the estimator that sets them."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows(ClickModels):
-    """Encoded rows in memory, which train; none is held back."""
+    """Task of encoded rows in memory, which all train."""
 
     sizes: ModelConfig
     schema: Schema
@@ -70,75 +70,79 @@ class _Rows(ClickModels):
     rows: PyTree
 
     def columns(self) -> PyTree:
+        """Returns the training rows."""
         return self.rows
 
     def metrics(self, params: PyTree) -> dict[str, float]:
-        return {}  # of rows that train they would be private
+        """Returns nothing: metrics of training rows would not be private."""
+        return {}
 
 
 @dataclass(eq=False, repr=False)
 class _Estimator(BaseEstimator):
-    # Any: scikit-learn has `fit`, not this, refuse what is wrong.
+    # Any: by scikit-learn's rules `fit` checks arguments.
     epsilon: Any = 1.0
-    """Of the guarantee of one fit; None trains without privacy."""
+    """Epsilon of one fit; None trains without privacy."""
     _: KW_ONLY
     delta: Any = None
-    """Of the guarantee; by default `accounting.default_delta` of the number of rows."""
+    """Delta of one fit; by default `accounting.default_delta` of the number of rows."""
     bounds: Any = None
-    """Public (low, high) of numbers: one pair for all of them, one for each column, or by column
-    name. They must not be read from the training rows."""
+    """Public (low, high) of numbers: one pair for all columns, one for each, or a mapping by column
+    name. Bounds must not be read from the training rows."""
     categories: Any = ()
     """Columns whose values are hashed; those of arrays are called x0, x1, ..."""
     number_transform: Any = "both"
-    """Of numbers: "none", "log1p", that is sign(x) log(1 + abs(x)), or curves of both."""
+    """Transform of numbers: "none", "log1p", sign(x) log(1 + abs(x)), or "both" scales."""
     model: Any = "linear"
-    """Preset of the model, as of `dpsgd train`."""
+    """Preset of the model, as --model of `dpsgd train`."""
     sampler: Any = "balls-and-bins"
     """Name of the sampler."""
     options: Any = None
-    """Other settings of the run, as `RunSpec.of` has them, and of its sampler: {"epochs": 5}."""
+    """Further arguments of `RunSpec.of` and of the sampler, such as {"epochs": 5}."""
     random_state: Any = None
-    """Seed of the initial parameters alone. Noise and batches are always fresh."""
+    """Seed of the initial parameters alone; noise and batches are always fresh."""
 
     @without_removed
     def __new__(cls, *args: Any, **given: Any) -> Any:
-        """Makes an estimator without parameters, for `__init__`."""
+        """Creates an estimator, and refuses removed arguments."""
         return super().__new__(cls)
 
     @without_removed
     def fit(self, X: Any, y: Any) -> Any:
-        """Trains on rows X, [rows, columns], with labels y, [rows]; returns this estimator.
+        """Trains on rows and labels, and returns this estimator.
 
         Args:
-          X: Array or data frame of numbers and categories.
-          y: Labels.
+          X: Array or data frame of numbers and categories, [rows, columns].
+          y: Labels, [rows].
 
         Raises:
-          ValueError: if what must be public is not declared, or the data do not fit it.
+          ValueError: If bounds or classes are not declared, or the data do not fit them.
         """
-        for name, value, known in (
+        for name, value, choices in (
             ("model", self.model, PRESETS),
             ("sampler", self.sampler, SETTINGS),
             ("number_transform", self.number_transform, ("none", "log1p", "both")),
         ):
-            if value not in tuple(known):
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!a:.40}")
+            if value not in tuple(choices):
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!a:.40}")
         checked(self.categories, list[str] | tuple[str, ...], "categories")
         options = {**checked(self.options or {}, Mapping[str, Any], "options")}
         for name in filter(_SET_BY.__contains__, options):
             raise ValueError(
-                f"options: {name} is set by the argument {_SET_BY[name]}: leave it out"
+                f"options: {name} is set by the argument {_SET_BY[name]}; leave it out"
             )
         table, names = self._table(X, reset=True)
         count = len(table[names[0]])
         labels, declared = self._labels(y)
         if len(labels) != count:
-            raise ValueError(f"y has {len(labels)} labels and X has {count} rows")
+            raise ValueError(
+                f"y has {len(labels)} labels but X has {count} rows; pass one label per row"
+            )
         noise = {"non_private": True} if self.epsilon is None else {"target_epsilon": self.epsilon}
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         kind = SETTINGS[self.sampler]
-        drawn = {f.name: options.pop(f.name) for f in fields(kind) if f.name in options}
-        sampler = build(kind, to_json(drawn), "options")
+        sampler_options = {f.name: options.pop(f.name) for f in fields(kind) if f.name in options}
+        sampler = build(kind, to_json(sampler_options), "options")
         spec = RunSpec.of(sampler, **options, **noise, target_delta=self.delta, init_seed=seed)
         schema = self._schema(names, declared)
         model = ClickModels(PRESETS[self.model], schema, hash_seed=0)
@@ -147,18 +151,18 @@ class _Estimator(BaseEstimator):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             Run.create(task, spec, out).train()
-            found = read_model(out, task=model)
-        self.bounds_, self.guarantee_ = dict(schema.bounded), dict(found.guarantee)
+            trained = read_model(out, task=model)
+        self.bounds_, self.guarantee_ = dict(schema.bounded), dict(trained.guarantee)
         if self._caveat:
             self.guarantee_["guarantee"] += f"; {self._caveat}"
             self.guarantee_["not_covered"] = [*self.guarantee_["not_covered"], self._caveat]
-        params = jax.tree.map(np.asarray, found.params)
+        params = jax.tree.map(np.asarray, trained.params)
         self._model = TrainedModel(Path(), {}, self.guarantee_, model, params)
         return self
 
     @property
     def _caveat(self) -> str:
-        """What else the guarantee does not cover, if anything."""
+        """Limit of the guarantee due to the arguments; "" for none."""
         return ""
 
     def _predicted(self, X: Any) -> np.ndarray:
@@ -182,7 +186,7 @@ class _Estimator(BaseEstimator):
         return dict(zip(names, X.T, strict=True)), names
 
     def _labels(self, y: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        """Returns labels as a store has them, and what `table_schema` takes of them."""
+        """Returns encoded labels, and arguments of `table_schema` about them."""
         raise NotImplementedError
 
     def _schema(self, names: list[str], declared: Mapping[str, Any]) -> Schema:
@@ -191,8 +195,8 @@ class _Estimator(BaseEstimator):
         numbers = [name for name in names if name not in self.categories]
         if numbers and self.bounds is None:
             raise ValueError(
-                "bounds of numbers must be given, such as bounds=(0, 100) or one pair a column: "
-                "read from the rows, they would be those of single rows, which no guarantee covers"
+                "bounds must be declared, such as bounds=(0, 100) or one pair per number column; "
+                "bounds read from X would reveal single rows, which the guarantee does not cover"
             )
         return table_schema(
             "\0label",
@@ -205,23 +209,23 @@ class _Estimator(BaseEstimator):
         )
 
 
-def _pairs(what: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
+def _pairs(what: str, bounds: Any, names: Sequence[str]) -> dict[str, Any]:
     """Returns name -> (low, high)."""
-    if isinstance(given, Mapping):
-        checked(given, Mapping[str, Any], what)
-        if missing := [name for name in names if name not in given]:
-            raise ValueError(f"{what}: there are none of {', '.join(missing)}")
+    if isinstance(bounds, Mapping):
+        checked(bounds, Mapping[str, Any], what)
+        if missing := [name for name in names if name not in bounds]:
+            raise ValueError(f"{what}: add the missing {', '.join(missing)}")
         return {
-            name: _pairs(f"{what} of {name}", ends, [name])[name] for name, ends in given.items()
+            name: _pairs(f"{what} of {name}", pair, [name])[name] for name, pair in bounds.items()
         }
     try:
-        pairs = np.asarray(given, np.float64)
+        pairs = np.asarray(bounds, np.float64)
     except (TypeError, ValueError):
         pairs = np.empty(())
     if pairs.shape not in ((2,), (len(names), 2)):
         raise ValueError(
-            f"{what} of {len(names)} columns of numbers: one pair for all, a pair for each, or "
-            f"pairs by column name are expected, got {given!a:.60}"
+            f"{what} of {len(names)} number columns must be one pair, a pair per column, or pairs "
+            f"by column name, got {bounds!a:.60}"
         )
     pairs = np.broadcast_to(pairs, (len(names), 2))
     return dict(zip(names, map(tuple, pairs.tolist()), strict=True))
@@ -234,28 +238,31 @@ class DPClassifier(ClassifierMixin, _Estimator):
     Each call of `fit` is a release of its own: fits on the same rows compose.
 
     Attributes:
-      classes_: The labels, sorted, [classes].
+      classes_: Labels, sorted, [classes].
       bounds_: Column -> (low, high).
-      guarantee_: The guarantee as JSON values; "guarantee" is its sentence.
+      guarantee_: Guarantee as JSON values; "guarantee" is its sentence.
+
+    >>> DPClassifier(epsilon=3.0, bounds=(0, 100), classes=(0, 1)).get_params()["epsilon"]
+    3.0
     """
 
     _: KW_ONLY
     classes: Any = None
-    """The labels, two or more, declared. "from y" reads them from the training rows, which
-    `guarantee_` does not cover and says so."""
+    """Declared labels, two or more. "from y" reads them from the training rows, which the guarantee
+    does not cover; `guarantee_` states so."""
 
     @property
     def _caveat(self) -> str:
         if not isinstance(self.classes, str):
             return ""
-        return "classes were read from y: no guarantee covers which labels there are"
+        return "classes were read from y: the guarantee does not hide which labels occur"
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Returns the probabilities of the classes, float[rows, classes]."""
         p = self._predicted(X)
         if p.ndim == 1:
             return np.stack([1 - p, p], axis=1)
-        return p / p.sum(axis=1, keepdims=True)  # of float32, to the last digit
+        return p / p.sum(axis=1, keepdims=True)  # float32 sums differ from 1
 
     def predict(self, X: Any) -> np.ndarray:
         """Returns the likeliest class of each row, [rows]."""
@@ -267,8 +274,8 @@ class DPClassifier(ClassifierMixin, _Estimator):
         check_classification_targets(y)
         if self.classes is None:
             raise ValueError(
-                "classes must be declared, as in classes=(0, 1): read from y, they would tell "
-                'whether any row has a label, which no guarantee covers (classes="from y" does so)'
+                "classes must be declared, such as classes=(0, 1); classes read from y "
+                '(classes="from y") reveal which labels occur, which the guarantee does not cover'
             )
         from_y = isinstance(self.classes, str) and self.classes == "from y"
         wrong = f'classes must be labels of one kind or "from y", got {self.classes!a:.40}'
@@ -279,9 +286,9 @@ class DPClassifier(ClassifierMixin, _Estimator):
         except TypeError:
             raise ValueError(wrong) from None
         if len(self.classes_) < 2:
-            raise ValueError(f"two classes or more are needed, got {len(self.classes_)} class(es)")
+            raise ValueError(f"classes must be two or more, got {len(self.classes_)} class(es)")
         if not np.isin(y, self.classes_).all():
-            raise ValueError("y has a label that is none of classes")
+            raise ValueError("y has a label that is not in classes; declare all labels")
         places = np.searchsorted(self.classes_, y)
         if len(self.classes_) == 2:
             return places.astype(np.uint8), {}
@@ -290,20 +297,20 @@ class DPClassifier(ClassifierMixin, _Estimator):
 
 @dataclass(eq=False, repr=False)
 class DPRegressor(RegressorMixin, _Estimator):
-    """Regression by squared error with a guarantee for its training rows; see `DPClassifier`.
+    """Regressor by squared error with a guarantee for its training rows, see `DPClassifier`.
 
     Attributes:
       bounds_: Column -> (low, high).
-      guarantee_: The guarantee as JSON values; "guarantee" is its sentence.
+      guarantee_: Guarantee as JSON values; "guarantee" is its sentence.
     """
 
     _: KW_ONLY
     label_bounds: Any = None
-    """Public (low, high) of labels, to which they are clipped, as are predictions. They must not be
-    read from the training rows."""
+    """Public (low, high) to which labels and predictions are clipped. The bounds must not be read
+    from the training rows."""
 
     def predict(self, X: Any) -> np.ndarray:
-        """Returns the number of each row within `label_bounds`, float[rows]."""
+        """Returns predictions within `label_bounds`, float[rows]."""
         return self._predicted(X)
 
     def __sklearn_tags__(self) -> Any:
@@ -316,8 +323,8 @@ class DPRegressor(RegressorMixin, _Estimator):
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         if self.label_bounds is None:
             raise ValueError(
-                "label_bounds must be given, such as label_bounds=(0, 100): the least and the most "
-                "of y would be those of single rows, which no guarantee covers"
+                "label_bounds must be declared, such as label_bounds=(0, 100); bounds read from y "
+                "would reveal single rows, which the guarantee does not cover"
             )
         low, high = _pairs("label_bounds", self.label_bounds, ["y"])["y"]
         return np.clip(y, low, high).astype(np.float32), {"label_bounds": (low, high)}

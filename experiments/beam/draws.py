@@ -1,9 +1,10 @@
-"""Batches drawn by many workers, each from a scan of its rows: bit for bit as by `BatchSource`.
+"""Batches drawn by many workers, bit for bit as `BatchSource` draws them.
 
-L. Chua et al., Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024), draw so. A worker
-draws the participations of some chunks of examples in one epoch, which depend on nothing else, and
-reads their rows from the first to the last; the pairs of step and row go to the worker that writes
-the file of that step: it sorts, cuts and writes them.
+A worker draws the participations of some chunks of examples in one epoch, which depend on nothing
+else, and reads their rows in order. The pairs (step, row) go to the worker that writes the file of
+the step, which sorts them, truncates the batches and writes them.
+
+Source: L. Chua et al., Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CHUNKS = 4
 
 
 class Part(NamedTuple):
-    """Pairs of a step and an example that one task drew for one file, with the examples' rows."""
+    """Pairs (step, example) that one task drew for one file, with the examples' rows."""
 
     steps: np.ndarray
     """int64[pairs]."""
@@ -47,9 +48,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchWork:
-    """Work of batches: draw every task; when all are drawn, write every file of its parts.
+    """Work of drawing batches: draw every task, then write every file from its parts.
 
-    Each task may be begun any number of times, as long as one end of each is reported.
+    Each task may be started any number of times, but its result is used once.
 
     Attributes:
       path: Folder of the batches, with the seed: no worker is sent the seed.
@@ -62,14 +63,19 @@ class BatchWork:
     columns: Callable[[], PyTree | UnitData]
 
     def tasks(self) -> list[tuple[int, int]]:
-        """Returns the tasks: an epoch and the first of `CHUNKS` chunks each."""
+        """Returns the tasks, each (epoch, first of `CHUNKS` chunks)."""
         sampler = self.draw.sampler
         first = self.draw.first_step // sampler.steps_per_epoch
         chunks = range(0, sampler.num_chunks, CHUNKS)
         return [(epoch, chunk) for epoch in range(first, sampler.epochs) for chunk in chunks]
 
     def part(self, epoch: int, chunk: int) -> Iterator[tuple[int, Part]]:
-        """Draws one task, and yields its part of each file."""
+        """Draws one task and yields (file, part) pairs.
+
+        Args:
+          epoch: Epoch of the task.
+          chunk: First chunk of the task.
+        """
         draw, sampler = self.draw, self.draw.sampler
         chunks = range(chunk, min(chunk + CHUNKS, sampler.num_chunks))
         seed, stream = load_seed(self.path), sampler.drawn_epoch(epoch)
@@ -91,7 +97,12 @@ class BatchWork:
             yield file, Part(steps[places], members, columns)
 
     def write(self, file: int, parts: Iterable[Part]) -> None:
-        """Writes one file: sorts, cuts and writes its steps."""
+        """Sorts the pairs, truncates batches and writes one file.
+
+        Args:
+          file: Number of the file.
+          parts: Parts of the file, in any order.
+        """
         draw, sampler = self.draw, self.draw.sampler
         none = np.empty(0, np.int64)
         nothing = Part(none, none, tuple(leaf[:0] for leaf in self._leaves()))
@@ -100,12 +111,12 @@ class BatchWork:
         sorted_steps, sorted_examples = (np.concatenate(x)[order] for x in (steps, examples))
         seed, passes, places = load_seed(self.path), [], [none]
         for step in draw.steps(file):
-            begin, end = np.searchsorted(sorted_steps, [step, step + 1])
-            members = sorted_examples[begin:end].astype(np.int32)
+            begin, stop = np.searchsorted(sorted_steps, [step, step + 1])
+            members = sorted_examples[begin:stop].astype(np.int32)
             passes.append(sampler.passes(members, seed, step))
             places += [order[begin + np.searchsorted(members, ids)] for ids in passes[-1]]
-        kept = np.concatenate(places)
-        columns = [np.concatenate(parts)[kept] for parts in zip(*leaves, strict=True)]
+        rows = np.concatenate(places)
+        columns = [np.concatenate(arrays)[rows] for arrays in zip(*leaves, strict=True)]
         digest = write_file(self.path, file, passes, columns)
         write_secret(self.path / f"{file_name(file)}.sha256", digest.encode())
 
@@ -117,11 +128,11 @@ class BatchWork:
 def drawn_by(
     carry_out: Callable[[BatchWork], None], columns: Callable[[], PyTree | UnitData]
 ) -> Callable[[Path, Draw, int, PyTree], list[str]]:
-    """Returns a function that has many workers write a draw, for `dpsgd.runs.run.Run.draw`.
+    """Returns a function for `Run.draw` that writes batches by workers.
 
     Args:
-      carry_out: Function that has the work done, in any order and by any worker: a pipeline.
-      columns: Function that returns the rows; pickled, and sent to every worker.
+      carry_out: Function that runs the work, such as `Runner.write_batches`.
+      columns: Function that returns the rows; pickled and sent to every worker.
     """
 
     def write(path: Path, draw: Draw, seed: int, data: PyTree) -> list[str]:
@@ -133,7 +144,9 @@ def drawn_by(
         for file in range(draw.num_files):
             stated = path / f"{file_name(file)}.sha256"
             if not stated.exists():
-                raise ValueError(f"the pipeline ended and {file_name(file)} was not written")
+                raise ValueError(
+                    f"the pipeline ended without writing {file_name(file)}; run the command again"
+                )
             digests.append(stated.read_text())
             destroy(stated)
         return digests
@@ -142,9 +155,9 @@ def drawn_by(
 
 
 def check_sampler(sampler: BatchSampler) -> None:
-    """Raises ValueError unless the sampler's examples can be drawn apart from each other."""
+    """Raises ValueError unless the sampler draws examples independently."""
     if sampler.clipped_shape:
         raise ValueError(
-            f"{type(sampler).__name__} draws whole units, whose rows hang together: draw its "
-            "batches without --beam"
+            f"--beam draws single examples, but {type(sampler).__name__} draws whole units; leave "
+            "out --beam"
         )

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-_before = logging.root.manager.disable
-logging.disable(logging.WARNING)  # Beam warns of clients that it lacks and we do not want
+_disabled_level = logging.root.manager.disable
+logging.disable(logging.WARNING)  # Beam warns of missing cloud clients
 try:
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
 finally:
-    logging.disable(_before)
+    logging.disable(_disabled_level)
 
 from experiments.beam.draws import BatchWork  # noqa: E402
 from experiments.beam.prepare import StoreWork  # noqa: E402
@@ -40,7 +40,7 @@ class Runner:
     options: tuple[str, ...] = ()
 
     def write_store(self, work: StoreWork) -> None:
-        """Has the work of a store done."""
+        """Writes the pieces of a store."""
 
         def build(pipeline: beam.Pipeline) -> None:
             _ = _reshuffled(pipeline, "ranges", work.ranges) | "parse" >> beam.Map(work.parse)
@@ -48,28 +48,33 @@ class Runner:
         self._run(build)
 
     def write_batches(self, work: BatchWork) -> None:
-        """Has the work of batches done."""
+        """Writes the files of batches."""
 
         def build(pipeline: beam.Pipeline) -> None:
             files = range(work.draw.num_files)  # one without rows is a file as well
-            every = pipeline | "files" >> beam.Create([(file, None) for file in files])
-            parts = _reshuffled(pipeline, "chunks", work.tasks()) | beam.FlatMapTuple(work.part)
+            numbers = pipeline | "files" >> beam.Create([(file, None) for file in files])
+            drawn_parts = _reshuffled(pipeline, "chunks", work.tasks()) | beam.FlatMapTuple(
+                work.part
+            )
             _ = (
-                (every, parts)
+                (numbers, drawn_parts)
                 | "together" >> beam.Flatten()
                 | "by file" >> beam.GroupByKey()
                 | "write"
-                >> beam.MapTuple(lambda file, found: work.write(file, filter(None, found)))
+                >> beam.MapTuple(lambda file, parts: work.write(file, filter(None, parts)))
             )
 
         self._run(build)
 
     def _run(self, build: Callable[[beam.Pipeline], None]) -> None:
-        """Runs the pipeline that `build` makes to its end.
+        """Runs a pipeline to its end.
+
+        Args:
+            build: Function that adds the steps to a pipeline.
 
         Raises:
-            ValueError: there is no such runner, or it does not know an option.
-            PipelineError: the pipeline failed.
+            ValueError: If Beam has no such runner or option.
+            PipelineError: If the pipeline failed.
         """
         with _quiet(self.name == LOCAL):
             pipeline = beam.Pipeline(options=self._options())
@@ -86,13 +91,13 @@ class Runner:
     def _options(self) -> PipelineOptions:
         for option in self.options:
             if not re.match(r"[a-z]\w*(=|$)", option):
-                raise ValueError(f"--beam-options: {option!a:.60} is no NAME=VALUE")
+                raise ValueError(f"--beam-options {option!a:.60}: expected NAME=VALUE or NAME")
         flags = [f"--runner={self.name}", *(f"--{option}" for option in self.options)]
         if self.name == LOCAL:
             flags.insert(0, "--default_sdk_harness_log_level=ERROR")
         options = PipelineOptions(flags)
-        known = {name for name in options.get_all_options(retain_unknown_options=False)}
-        unknown = [o for o in self.options if o.partition("=")[0] not in known]
+        names = {name for name in options.get_all_options(retain_unknown_options=False)}
+        unknown = [o for o in self.options if o.partition("=")[0] not in names]
         if unknown:
             raise ValueError(f"--beam-options: Beam has no option {', '.join(unknown)}")
         return options
@@ -109,13 +114,13 @@ def _reason(error: Exception) -> str:
 def _quiet(local: bool) -> Iterator[None]:
     """Silences Beam's warnings while a pipeline runs on this machine."""
     logger = logging.getLogger()
-    before = logger.level
+    level = logger.level
     if local:
         logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
 
 
 def _reshuffled(pipeline: beam.Pipeline, name: str, items: Sequence) -> beam.PCollection:

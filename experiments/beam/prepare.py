@@ -1,9 +1,9 @@
-"""Stores of many files by a pipeline: bit for bit as a single process writes them.
+"""Stores written by a pipeline, bit for bit as a single process writes them.
 
 Workers parse ranges of the files into pieces, and the process that writes the store reads the
-pieces in their order. A task may be begun by several workers, and may die at any moment. Each
-attempt at a piece writes into another folder, and names it when all is written; its content depends
-on the range alone. So a piece is whole or absent, however often, and by whomever, it was written.
+pieces in order. Several workers may start the same task, and each may die at any moment. Every
+attempt writes into a new folder and renames it when it is complete; the content depends on the
+range alone. So a piece is complete or absent, however often and by whichever worker it is written.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from experiments.tasks.clicks.store import (
 from experiments.tasks.splits import Columns, blocks_of
 
 NAMED = 10
-"""Most faults that an error names."""
+"""Largest number of faults in an error message."""
 BLOCK_ROWS = 1 << 18
-"""Rows that are copied at a time."""
+"""Rows copied at a time."""
 RECORD = "piece.json"
 """File of a piece's number of rows, and of its first fault."""
 
@@ -49,10 +49,10 @@ class FaultyFiles(ValueError):
     """
 
     def __init__(self, faults: Sequence[DataError]) -> None:
-        more = f"; and {len(faults) - NAMED:,} more" * (len(faults) > NAMED)
+        suffix = f"; and {len(faults) - NAMED:,} more" * (len(faults) > NAMED)
         named = "; ".join(map(str, faults[:NAMED]))
         count = f"{len(faults):,} file{'s' * (len(faults) != 1)}"
-        super().__init__(f"no store was made, for faults in {count}: {named}{more}")
+        super().__init__(f"no store was written: {count} cannot be read: {named}{suffix}")
         self.faults = tuple(faults)
 
 
@@ -72,14 +72,14 @@ def prepare(
         sources: Paths of the files.
         out: Store to create; whole in the end, or absent.
         format: Format of the files.
-        carry_out: Function that has the work done, in any order and by any worker: a pipeline.
-        range_bytes: Bytes of a task, on which the store does not depend.
+        carry_out: Function that runs the work, such as `Runner.write_store`.
+        range_bytes: Size of a task in bytes; the store does not depend on it.
 
     Raises:
         FaultyFiles: If files do not have the format.
         DataError: If a file cannot be read.
         StoreError: If `out` exists, or cannot be written.
-        PipelineError: If the pipeline failed; the command may be given again.
+        PipelineError: If the pipeline failed; the command may be run again.
     """
     paths = [path.absolute() for path in paths_of(sources)]
     for path in paths:
@@ -95,7 +95,7 @@ def prepare(
 def _blocks(
     work: StoreWork, carry_out: Callable[[StoreWork], None], out: Path
 ) -> Iterator[Columns]:
-    """Has the work done, and yields the rows of its pieces in order."""
+    """Runs the work, and yields the rows of its pieces in order."""
     with one_line_errors(out):
         work.folder.mkdir()
         carry_out(work)
@@ -130,14 +130,14 @@ class StoreWork:
     ranges: tuple[Span, ...]
 
     def parse(self, span: Span) -> None:
-        """Writes the columns of a span, and a record, into a folder of its name."""
+        """Parses one span, and writes its columns and a record."""
         rows, fault = 0, None
-        own = self.folder / f".{span.name}.{secrets.token_hex(8)}"
-        own.mkdir(mode=0o700)
+        attempt = self.folder / f".{span.name}.{secrets.token_hex(8)}"
+        attempt.mkdir(mode=0o700)
         try:
             with contextlib.ExitStack() as stack:
                 names = columns_of(self.format.schema)
-                files = {n: stack.enter_context(open(own / n, "xb")) for n in (*names, RECORD)}
+                files = {n: stack.enter_context(open(attempt / n, "xb")) for n in (*names, RECORD)}
                 try:
                     opened = self.format.open(Path(span.path), span=span)
                     for block in self.format.encoded(opened):
@@ -152,23 +152,33 @@ class StoreWork:
                     file.flush()
                     os.fsync(file.fileno())
             try:
-                os.rename(own, self.folder / span.name)
+                os.rename(attempt, self.folder / span.name)
             except OSError:
                 if not (self.folder / span.name).is_dir():  # of another attempt
                     raise
         finally:
-            shutil.rmtree(own, ignore_errors=True)
+            shutil.rmtree(attempt, ignore_errors=True)
 
     def piece(self, span: Span) -> Piece:
-        """Returns the piece of a span; StoreError if it was not written."""
+        """Returns the piece of a span.
+
+        Raises:
+            StoreError: If the piece was not written.
+        """
         try:
             record = json.loads((self.folder / span.name / RECORD).read_text())
         except FileNotFoundError:
-            raise StoreError(f"the pipeline ended and {span.name} was not written") from None
+            raise StoreError(
+                f"the pipeline ended without writing {span.name}; run the command again"
+            ) from None
         return Piece(span, **record)
 
     def columns(self, piece: Piece) -> Columns:
-        """Returns the memory-mapped columns of a piece; StoreError if it lacks rows."""
+        """Returns the memory-mapped columns of a piece.
+
+        Raises:
+            StoreError: If a file is missing or truncated.
+        """
         return {
             name: map_column(self.folder / piece.span.name / name, dtype, width, piece.rows)
             for name, (dtype, width) in columns_of(self.format.schema).items()

@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 def class_metrics(
     blocks: Iterable[tuple[np.ndarray, np.ndarray]],
 ) -> dict[str, float]:
-    """Returns accuracy, log loss in nats and the number of rows.
+    """Returns accuracy, log loss (nats) and number of rows.
 
     Accuracy and log loss are NaN if a logit is not finite: the training diverged.
 

@@ -15,7 +15,7 @@ class Models:
 
     @property
     def functions(self) -> Any:
-        """Model as pure functions, equal for equal models, which share programs."""
+        """Pure functions of the model; equal models share compiled programs."""
         raise NotImplementedError
 
     def init(self, seed: int) -> PyTree:
@@ -33,7 +33,7 @@ class Models:
         return self.functions.predict
 
     def held_out(self, split: str) -> Iterable[PyTree]:
-        """Returns the blocks of "validation" or "test" rows, if the task has rows."""
+        """Returns the "validation" or "test" rows in blocks."""
         raise NotImplementedError
 
     def metrics(self, params: PyTree) -> dict[str, float]:

@@ -9,7 +9,11 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Mixes uint64 `x` in place by SplitMix64's finaliser; returns `x`."""
+    """Mixes uint64 `x` in place by SplitMix64's finaliser; returns `x`.
+
+    >>> hex(mix(np.array([GOLDEN], np.uint64))[0])
+    '0xe220a8397b1dcdaf'
+    """
     x ^= x >> np.uint64(30)
     x *= np.uint64(_MULTIPLIERS[0])
     x ^= x >> np.uint64(27)

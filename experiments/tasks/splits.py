@@ -34,7 +34,17 @@ class ColumnError(ValueError):
 
     @classmethod
     def unexpected(cls, value: Any, expected: str, *, column: str, row: int) -> ColumnError:
-        """Returns the error of a value that is not `expected`."""
+        """Returns the error of a value that is not `expected`.
+
+        >>> str(ColumnError.unexpected("x", "a number", column="age", row=3))
+        "column age: found 'x', expected a number"
+
+        Args:
+          value: Value found.
+          expected: Noun phrase of the expected values.
+          column: Name of the column.
+          row: Index of the row, from 0.
+        """
         if isinstance(value, str) and len(value) > 40:
             value = f"{value[:40]}..."
         text = "nothing" if value is None or value == "" else ascii(value)
@@ -49,7 +59,11 @@ def _exact(fractions: tuple[float, float, float]) -> list[Fraction]:
 def chronological_split(
     num_rows: int, fractions: tuple[float, float, float] = FRACTIONS
 ) -> dict[str, tuple[int, int]]:
-    """Returns the first rows as "train", the next as "validation", then "test".
+    """Returns the ranges of consecutive "train", "validation" and "test" rows.
+
+    Args:
+        num_rows: Number of rows.
+        fractions: Fractions of the rows that train, validate and test.
 
     >>> chronological_split(25)
     {'train': (0, 20), 'validation': (20, 22), 'test': (22, 25)}
@@ -89,19 +103,31 @@ def random_masks(
 def random_split(
     columns: Columns, first_row: int, fractions: tuple[float, float, float] = FRACTIONS
 ) -> dict[str, Columns]:
-    """Returns a block's rows by split, decided by their numbers alone.
+    """Splits a block of rows by their numbers alone.
 
-    Changing or appending a row moves no other row. The parts keep the order of the rows, whose
-    first has the number `first_row` (see `random_masks`).
+    Changing or appending a row moves no other row. Each split keeps the order of the rows.
+
+    >>> split = random_split({"x": np.arange(20)}, 0)
+    >>> split["validation"]["x"], split["test"]["x"]
+    (array([4, 6]), array([2]))
+
+    Args:
+        columns: Columns of consecutive rows.
+        first_row: Number of the block's first row, see `random_masks`.
+        fractions: Fractions of the rows that train, validate and test.
     """
     masks = random_masks(_numbers(columns, first_row), fractions)
     return {split: taken(columns, mask) for split, mask in masks.items()}
 
 
 def random_halves(columns: Columns, first_row: int) -> dict[str, Columns]:
-    """Returns a block's rows as "validation" or "test", each with probability 1/2.
+    """Splits a block of rows into "validation" and "test", half each.
 
     The row's number alone decides, as in `random_split`.
+
+    Args:
+        columns: Columns of consecutive rows.
+        first_row: Number of the block's first row.
     """
     low = outputs(_numbers(columns, first_row)) < np.uint64(1 << 63)
     return {"validation": taken(columns, low), "test": taken(columns, ~low)}
@@ -122,14 +148,21 @@ class Split:
     def __post_init__(self) -> None:
         if not (all(0 < x < 1 for x in self.fractions) and sum(_exact(self.fractions)) == 1):
             raise ValueError(
-                "the fractions of the rows that train, validate and test must be greater than 0 "
-                f"and add up to 1, not {' '.join(map(str, self.fractions))}"
+                "the fractions of training, validation and test rows must be positive and add up "
+                f"to 1, got {' '.join(map(str, self.fractions))}"
             )
 
     def places(self, first_row: int, rows: int) -> dict[str, np.ndarray | slice]:
-        """Returns the rows of each split, from the row `first_row` on.
+        """Returns the indices of a block's rows, by split.
 
-        A chronological split needs the number of all rows: until then they are all "train".
+        A chronological split needs the number of all rows; until it is known all are "train".
+
+        >>> Split("chronological").places(100, 50)
+        {'train': slice(0, 50, None)}
+
+        Args:
+            first_row: Number of the block's first row.
+            rows: Number of rows of the block.
         """
         if self.order == "chronological":
             return {"train": slice(0, rows)}
@@ -146,17 +179,37 @@ def _numbers(columns: Columns, first_row: int) -> np.ndarray:
 
 
 def taken(columns: Columns, rows: np.ndarray | slice) -> Columns:
-    """Returns the rows of a mask, an index or a slice."""
+    """Selects rows by a mask, an index array or a slice.
+
+    >>> taken({"x": np.array([5, 6, 7])}, slice(1, None))
+    {'x': array([6, 7])}
+
+    Args:
+        columns: Columns of rows.
+        rows: Mask, bool[rows]; indices, int[selected]; or a slice.
+    """
     return {name: column[rows] for name, column in columns.items()}
 
 
-def joined(blocks: Iterable[Columns]) -> Columns:
-    """Returns the concatenated rows of several columns."""
+def concatenate(blocks: Iterable[Columns]) -> Columns:
+    """Concatenates blocks of rows.
+
+    >>> concatenate([{"x": np.array([1, 2])}, {"x": np.array([3])}])
+    {'x': array([1, 2, 3])}
+    """
     blocks = list(blocks)
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def blocks_of(columns: Columns, rows: int = 1024) -> Iterator[Columns]:
-    """Yields blocks of `rows` rows."""
+    """Yields consecutive blocks of at most `rows` rows.
+
+    >>> [block["x"].size for block in blocks_of({"x": np.arange(5)}, rows=2)]
+    [2, 2, 1]
+
+    Args:
+        columns: Columns of rows.
+        rows: Number of rows of a block; the last block has the remainder.
+    """
     for start in range(0, len(next(iter(columns.values()))), rows):
         yield taken(columns, slice(start, start + rows))

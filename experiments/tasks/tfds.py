@@ -62,32 +62,32 @@ class DataSet:
     def parts(
         self, decode: Callable[[list[dict[str, Any]]], Columns]
     ) -> Iterator[tuple[str, Columns]]:
-        """Yields (split, rows) blocks of the data set, its splits completed.
+        """Yields (split, rows) blocks; missing splits are filled.
 
         Args:
-          decode: Function of consecutive records that returns their columns, "label" among them, or
-            raises a ColumnError.
+          decode: Function (records) -> columns of consecutive records, "label" included; raises
+            ColumnError for an invalid record.
 
         Raises:
           SourceError: If a record is missing or invalid; the message names record and feature.
         """
-        given = self._builder.info.splits
-        named = [split for split in ("validation", "test") if split in given]
-        for split in filter(given.__contains__, SPLITS):
+        available = self._builder.info.splits
+        named = [split for split in ("validation", "test") if split in available]
+        for split in filter(available.__contains__, SPLITS):
             row = 0
             for records in self._records(split):
                 try:
                     columns = decode(records)
                 except ColumnError as error:
                     record = "" if error.row is None else f", record {row + error.row}"
-                    where = f"{self.name}, split {split}{record}, feature {error.column}"
-                    raise SourceError(f"{where}: {error.problem}") from None
+                    location = f"{self.name}, split {split}{record}, feature {error.column}"
+                    raise SourceError(f"{location}: {error.problem}") from None
                 if split == "train":
-                    parts = {split: columns} if named else random_split(columns, row)
+                    blocks = {split: columns} if named else random_split(columns, row)
                 else:
-                    both = len(named) == 2
-                    parts = {split: columns} if both else random_halves(columns, row)
-                yield from parts.items()
+                    complete = len(named) == 2
+                    blocks = {split: columns} if complete else random_halves(columns, row)
+                yield from blocks.items()
                 row += len(records)
 
     def _records(self, split: str) -> Iterator[list[dict[str, Any]]]:
@@ -101,8 +101,8 @@ class DataSet:
                 raise SourceError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
             if count != expected:
                 raise SourceError(
-                    f"{path} has {count:,} records, and {expected:,} by the account of "
-                    f"{self.name}: build it again"
+                    f"{path} has {count:,} records, but {self.name} declares {expected:,}; build "
+                    "the data set again"
                 )
         source = self._builder.as_data_source(split=split)
         for begin in range(0, len(source), ROWS_PER_READ):
@@ -125,10 +125,10 @@ def _open(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
         raise SourceError(f"{name} cannot be opened as a TensorFlow data set: {reason}") from None
     if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
         raise SourceError(
-            f"{name} lies as {builder.info.file_format.value} in {builder.data_dir}, and only "
-            "array_record is read without TensorFlow and without loss: build it with "
+            f"{name} is stored as {builder.info.file_format.value} in {builder.data_dir}, and only "
+            "array_record can be read without TensorFlow; build it with "
             "file_format='array_record'"
         )
     if "train" not in builder.info.splits:
-        raise SourceError(f"{name} has no split train; it has {', '.join(builder.info.splits)}")
+        raise SourceError(f"{name} has no split 'train'; it has {', '.join(builder.info.splits)}")
     return builder

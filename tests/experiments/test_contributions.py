@@ -51,7 +51,7 @@ def test_every_kind_of_table_gives_the_same_usage(table):
         ("who,loss\na,1\nb,\n", "line 3, column loss: found nothing, expected a finite number"),
         ("who,loss\na,1\nb,inf\n", "line 3, column loss: found 'inf', expected a finite number"),
         ("who,loss\na,1\nb,1,1\n", "line 3: found 3 columns, expected the 2 of the header"),
-        ("who,loss\n", "has a header and no rows"),
+        ("who,loss\n", "has a header but no rows"),
         ("who,who,loss\n1,2,3\n", "has the column who 2 times"),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_bad_table_is_refused_by_file_row_and_column(tmp_path, text, message):
 
 def test_a_column_of_lists_names_no_users(tmp_path):
     parquet.write_table(pa.table({"who": [[1], [2, 3]]}), tmp_path / "rows.parquet")
-    with pytest.raises(ValueError, match=r"column who: holds list<.*>, which is no text"):
+    with pytest.raises(ValueError, match=r"column who: holds list<.*>, expected texts"):
         contributions.read(tmp_path / "rows.parquet", "who")
 
 

@@ -49,9 +49,7 @@ def fitted(**how):
         DPRegressor(3.0, bounds=(-1, 1), label_bounds=(-1, 1)),
     ],
 )
-def test_the_pickle_of_a_fitted_model_predicts_and_holds_neither_root_key_nor_rows(
-    model, monkeypatch
-):
+def test_a_pickled_model_predicts_and_holds_no_key_or_rows(model, monkeypatch):
     roots, shared = [], RootKey.shared
     monkeypatch.setattr(RootKey, "shared", lambda: roots.append(shared()) or roots[-1])
     model = clone(model).fit(X, Y)
@@ -70,24 +68,24 @@ def test_the_pickle_of_a_fitted_model_predicts_and_holds_neither_root_key_nor_ro
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"bounds": None}, "bounds of numbers must be given"),
-        ({"bounds": {"x0": (0, 1)}}, "bounds: there are none of x1, x2"),
-        ({"bounds": [(0, 1)]}, "bounds of 3 columns of numbers: one pair for all, "),
-        ({"bounds": 1}, "bounds of 3 columns of numbers: one pair for all, "),
-        ({"bounds": (1, -1)}, "bounds"),
+        ({"bounds": None}, "bounds must be declared"),
+        ({"bounds": {"x0": (0, 1)}}, "bounds: add the missing x1, x2"),
+        ({"bounds": [(0, 1)]}, "bounds of 3 number columns must be one pair, "),
+        ({"bounds": 1}, "bounds of 3 number columns must be one pair, "),
+        ({"bounds": (1, -1)}, "x0=1:-1: bounds are LOW:HIGH"),
         ({"classes": None}, "classes must be declared"),
-        ({"classes": (1, 2)}, "y has a label that is none of classes"),
+        ({"classes": (1, 2)}, "y has a label that is not in classes"),
         ({"categories": ["x9"]}, "categories: X has no column x9"),
         ({"model": "huge"}, "model must be one of linear, "),
         ({"sampler": "dice"}, "sampler must be one of deterministic, "),
         ({"options": {"epoch": 2}}, "epoch is unknown"),
-        ({"classes": (1,)}, "two classes or more are needed, got 1"),
-        ({"bounds": "private"}, "bounds of 3 columns of numbers: one pair for all, "),
-        ({"options": {"target_delta": 1e-7}}, "options: target_delta is set by .* delta: "),
-        ({"options": {"target_epsilon": 1.0}}, "options: target_epsilon is set by .* epsilon: "),
-        ({"options": {"non_private": False}}, "options: non_private is set by .* epsilon: "),
-        ({"options": {"init_seed": 1}}, "options: init_seed is set by .* random_state: "),
-        ({"options": {"sampler": "poisson"}}, "options: sampler is set by .* sampler: "),
+        ({"classes": (1,)}, "classes must be two or more, got 1"),
+        ({"bounds": "private"}, "bounds of 3 number columns must be one pair, "),
+        ({"options": {"target_delta": 1e-7}}, "options: target_delta is set by .* delta; "),
+        ({"options": {"target_epsilon": 1.0}}, "options: target_epsilon is set by .* epsilon; "),
+        ({"options": {"non_private": False}}, "options: non_private is set by .* epsilon; "),
+        ({"options": {"init_seed": 1}}, "options: init_seed is set by .* random_state; "),
+        ({"options": {"sampler": "poisson"}}, "options: sampler is set by .* sampler; "),
         ({"options": {"batch_size": "9"}}, "options: batch_size must be an integer"),
         ({"options": ["epochs"]}, "options: must be a table"),
         (
@@ -122,9 +120,9 @@ def test_all_but_epsilon_is_given_by_name(kind, second):
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
-        (None, "label_bounds must be given"),
-        ((1, 0), "bounds of the label"),
-        (1, "label_bounds of 1 columns of numbers"),
+        (None, "label_bounds must be declared"),
+        ((1, 0), "label bounds 1:0: expected LOW:HIGH"),
+        (1, "label_bounds of 1 number columns"),
     ],
 )
 def test_labels_that_are_numbers_need_public_bounds(bounds, message):

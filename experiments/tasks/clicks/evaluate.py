@@ -32,7 +32,7 @@ def score(
     blocks: Iterable[Columns],
     category: int | None = None,
 ) -> Scores:
-    """Returns logits and labels of rows, read once, block by block.
+    """Computes the logits of labelled rows, block by block.
 
     Args:
       logit_fn: (params, example) -> logits.

@@ -37,17 +37,17 @@ BLOCK_ROWS = 1 << 14
 RANGE_BYTES = 1 << 26
 """Bytes of a range: some ten seconds of a core, so that few are lost with a worker."""
 _MARK = "\x1f"
-_LONG = "a row longer than 2 MB (is a quote not closed?)"
+_LONG = "a row is longer than 2 MB (is a quote not closed?)"
 
 Batch = Mapping[str, pa.Array]
 """Column name to values, all of one length."""
 
 
 class DataError(ValueError):
-    """Input that violates its format: one line with file, line, column and finding.
+    """Error in an input file, in one line: file, line, column and problem.
 
-    `line` counts from 1, and so does `row` in a file without lines; they and `column` are None for
-    a fault of the file. `problem` is the message without its place.
+    `line` counts from 1, and so does `row`, which Parquet files have in place of lines. All three
+    are None if the whole file is at fault. `problem` is the message without the location.
     """
 
     def __init__(
@@ -69,33 +69,42 @@ class DataError(ValueError):
 def paths_of(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Returns the paths of one or several files, all distinct.
 
-    A row of a repeated file would be two examples, and the guarantee of a run is for one.
+    A row of a repeated file would count as two examples, but the guarantee protects one.
+
+    >>> [path.name for path in paths_of("train.csv")]
+    ['train.csv']
 
     Raises:
-        ValueError: If two paths lead to one file, or there is none.
+        ValueError: If two paths lead to one file, or `source` is empty.
     """
     paths = [Path(p) for p in ([source] if isinstance(source, (str, os.PathLike)) else source)]
     if not paths:
-        raise ValueError("give a file to read")
+        raise ValueError("no files to read; name at least one")
     real_paths = set()
     for path in paths:
         if (real := path.resolve()) in real_paths:
-            raise ValueError(f"{path} is given twice, and each of its rows would be two examples")
+            raise ValueError(f"{path} is named twice; each of its rows would count as two examples")
         real_paths.add(real)
     return paths
 
 
 def listed(names: Sequence[str], most: int = 50) -> str:
-    """Returns names for people, with a count if they are too many.
+    """Joins names by commas, cut off after `most`.
+
+    Names that would be hard to see are quoted.
+
+    Args:
+        names: Names, such as of columns.
+        most: Largest number of names to show.
 
     >>> listed(["a", " b", "", "\\x1b"]), listed(["a", "b", "c"], most=2)
     ("a, ' b', '', '\\\\x1b'", 'a, b, ... (3 in all)')
     """
-    shown = [
+    texts = [
         name if name and name == name.strip() and name.isprintable() else repr(name)
         for name in names[:most]
     ]
-    return ", ".join(shown if len(names) <= most else [*shown, f"... ({len(names):,} in all)"])
+    return ", ".join(texts if len(names) <= most else [*texts, f"... ({len(names):,} in all)"])
 
 
 @dataclass(frozen=True, order=True)
@@ -113,16 +122,22 @@ class Span:
 
     @property
     def name(self) -> str:
-        """Name of the span, unique among the spans of several files."""
+        """Name of the span, unique among all files.
+
+        >>> Span(file=2, index=7, path="day_2.gz").name
+        '00002-0000007'
+        """
         return f"{self.file:05d}-{self.index:07d}"
 
 
 def spans_of(paths: Sequence[Path], span_bytes: int | None) -> list[Span]:
-    """Returns the spans of files in the order of their lines; one for a gzip file.
+    """Divides files into spans, in the order of their lines.
+
+    A gzip file is one span.
 
     Args:
-        paths: Files.
-        span_bytes: Bytes of a span; None for whole files.
+        paths: Paths of the files.
+        span_bytes: Size of a span in bytes; None for whole files.
 
     Raises:
         DataError: If a file cannot be read.
@@ -147,13 +162,15 @@ def _open(path: Path) -> gzip.GzipFile | io.FileIO:
     """Returns a plain or gzip file, told apart by its first bytes; the name does not matter."""
     try:
         if not (path.is_file() or path.is_dir()) and path.exists():
-            raise DataError(path, "is a pipe or a device, and is read twice; give a file")
+            raise DataError(
+                path, "is a pipe or a device, but must be read twice; name a regular file"
+            )
         with open(path, "rb") as file:
             head = file.read(512)
         if head[:2] == b"\x1f\x8b":
             return gzip.GzipFile(path, "rb")
         if head[:4] == b"PK\x03\x04" or head[257:262] == b"ustar":
-            raise DataError(path, "is a zip or tar archive; unpack it and give the file in it")
+            raise DataError(path, "is a zip or tar archive; unpack it and name the file inside")
         return io.FileIO(path)
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror}") from None
@@ -204,10 +221,10 @@ class _Stream(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        """Fills `buffer` with the next bytes, or raises a DataError or _MisreadText."""
+        """Fills `buffer`; raises DataError or _MisreadText for invalid bytes."""
         data = b""
-        while more := self._read(len(buffer) - 1 - len(data)):  # Arrow takes less for a block
-            data = data + more if data else more
+        while piece := self._read(len(buffer) - 1 - len(data)):  # Arrow takes less for a block
+            data = data + piece if data else piece
         if data.endswith(b"\r"):
             data += self._read(1)
         self.empty &= not data
@@ -227,9 +244,9 @@ class _Stream(io.RawIOBase):
         try:
             data = self.file.read(min(size, self._left)) or b""
         except EOFError:
-            problem = "the gzip stream is truncated"
+            problem = "the gzip file is incomplete"
         except (zlib.error, gzip.BadGzipFile) as error:
-            problem = f"the gzip stream is damaged ({error})"
+            problem = f"the gzip file is damaged ({error})"
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
         else:
@@ -247,7 +264,7 @@ def open_rows(
     layouts: Sequence[tuple[str, ...]] = (),
     span: Span | None = None,
 ) -> RowFile:
-    """Opens a file of any format, told apart by its first bytes; its name does not matter.
+    """Opens a file; its first bytes decide the format.
 
     Args:
         path: File.
@@ -269,7 +286,7 @@ def open_rows(
         zipped = isinstance(stream.file, gzip.GzipFile)
     if head.startswith(b"PAR1"):
         if zipped:
-            raise DataError(path, "is a Parquet file within gzip; unpack it")
+            raise DataError(path, "is a gzipped Parquet file; unpack it")
         with _parquet(path) as parquet:
             rows = RowFile(path, tuple(parquet.schema_arrow.names))
     elif layouts:
@@ -331,7 +348,7 @@ class RowFile:
     """Span of headerless text to read; None for the whole file."""
 
     def batches(self, wanted: Mapping[str, pa.DataType]) -> Iterator[Batch]:
-        """Yields the wanted columns of all rows in order, some rows at a time.
+        """Yields the wanted columns in batches of rows.
 
         Args:
             wanted: Names of columns, with their Arrow types in a text file.
@@ -347,11 +364,11 @@ class RowFile:
                 yield {name: batch.column(name) for name in wanted}
 
     def located(self, error: ColumnError, first_row: int) -> DataError:
-        """Returns an error about a batch with its place.
+        """Adds file and line, or row, to the error of a batch.
 
         Args:
-            error: Error about the batch.
-            first_row: Index of the batch's first row.
+            error: Error of the batch.
+            first_row: Index of the batch's first row in the file.
         """
         place = {} if error.row is None else self._place(first_row + error.row)
         return DataError(self.path, error.problem, column=error.column, **place)
@@ -385,12 +402,12 @@ class RowFile:
                 return  # a span in which no line begins
             yield from self._rows_before_fault(rows, [*wanted], error)
         except DataError as error:
-            line = "" if self.header else f" (not before line {rows + 1})"
+            line = "" if self.header else f" (at line {rows + 1} or later)"
             raise DataError(self.path, f"{error.problem}{line}") from None
         if self.header:
             if last is None or any(column[-1].as_py() != _MARK for column in last.columns):
                 place = self._place(rows + len(last or []) - 1)
-                raise DataError(self.path, "a quote is not closed", **place)
+                raise DataError(self.path, "a quote is not closed; add the closing quote", **place)
             last = last[:-1]
         if last:
             yield {name: last.column(place) for name, place in places.items()}
@@ -452,7 +469,7 @@ class RowFile:
             for text in bounded():
                 content = text.removesuffix("\n").removesuffix("\r" * text.endswith("\r\n"))
                 if not content:
-                    problem = f"a blank line, expected {len(self.names)} columns"
+                    problem = f"the line is blank, expected {len(self.names)} columns"
                     raise DataError(self.path, problem, line=line)
                 yield line, content.split(self.delimiter)
                 line, taken = line + 1, 0
@@ -463,7 +480,7 @@ class RowFile:
         """Yields the rows from `first_row` on, and raises the DataError of the unreadable one."""
         readable: list[list[str]] = []
         reason = " ".join(str(error).split())
-        fault = DataError(self.path, f"cannot be read as text with columns: {reason:.200}")
+        fault = DataError(self.path, f"cannot be read as text in columns: {reason:.200}")
         try:
             for number, (line, fields) in enumerate(self._rows()):
                 if number >= first_row:

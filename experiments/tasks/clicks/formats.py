@@ -1,7 +1,7 @@
-"""Formats of rows outside a store: Criteo's logs, and tables in files or in memory.
+"""Formats of raw rows: Criteo's logs, and tables in files or in memory.
 
-Columns have kinds because their names were given, and others are left out: nothing is inferred from
-rows, which are private. Bucket counts, splits and transforms are constants, or given.
+Callers name the columns and declare their kinds; other columns are not read. Nothing is inferred
+from rows, which are private: bucket counts, splits and transforms are constants or declared.
 
 Criteo Display Ads (46M displays of a week, in order): label, 13 integers, 26 categories of eight
 hexadecimal digits; an empty field is missing; test.txt has no labels. Split: the last rows test.
@@ -39,8 +39,8 @@ from experiments.tasks.clicks.schema import DISPLAY_ADS, MISSING, SPONSORED_SEAR
 from experiments.tasks.clicks.store import Store, StoreWriter, empty_columns
 from experiments.tasks.splits import RANDOM, ColumnError, Columns, Split
 
-EMPTY = "has a header and no rows"
-"""Fault of files without rows."""
+EMPTY = "has a header but no rows"
+"""Problem of files without rows."""
 
 BUCKETS = 1 << 16
 """Default number of hash buckets of a category."""
@@ -72,22 +72,25 @@ class Format:
         return (*self.schema.integers, *self.schema.categories)
 
     def open(self, path: Path, *, labelled: bool = True, span: Span | None = None) -> RowFile:
-        """Opens a file of rows; a DataError if it lacks a column.
+        """Opens a file of rows.
 
         Args:
             path: File.
-            labelled: True if the file must have the label; otherwise it may lack it.
+            labelled: True if the file must have the label column.
             span: Span of headerless text to read; None for the whole file.
+
+        Raises:
+            DataError: If the file cannot be read, or lacks a column.
         """
         layouts = [x for x in self.layouts if {*self.features} <= {*x}]
         return open_rows(path, self._columns(labelled), layouts[: 1 if labelled else None], span)
 
     def read(self, source: str | os.PathLike[str], *, labelled: bool = True) -> Iterator[Columns]:
-        """Yields the rows of a file in order, as blocks of columns of a store.
+        """Yields the rows of a file as blocks of encoded columns.
 
         Args:
             source: Path of the file.
-            labelled: True for blocks with labels; otherwise the file may lack them.
+            labelled: True to include the labels; otherwise the file may lack them.
 
         Raises:
             DataError: If the file cannot be read, or does not have the format.
@@ -101,7 +104,12 @@ class Format:
         *,
         progress: Callable[[int], None] | None = None,
     ) -> Store:
-        """Writes the rows of files, one file after the other, as a new store.
+        """Writes the rows of files as a new store.
+
+        Args:
+            sources: Path of a file, or paths of several, read in this order.
+            out: Store to create; complete at the end, or absent.
+            progress: Function of the number of rows written, called now and then.
 
         Raises:
             DataError: If a file cannot be read, or does not have the format.
@@ -114,18 +122,29 @@ class Format:
         return self.write(out, blocks, self.source(paths), progress=progress)
 
     def source(self, paths: Sequence[Path]) -> dict[str, Any]:
-        """Returns the origin of rows for the manifest of their store."""
+        """Returns the origin of the rows, for the store's manifest."""
         return {"format": self.schema.name, "files": [path.name for path in paths]}
 
     def write(
         self, out: str | os.PathLike[str], blocks: Iterable[Columns], source: Any, **how: Any
     ) -> Store:
-        """Writes blocks of rows as a new store, see `StoreWriter.write`."""
+        """Writes blocks of rows as a new store, see `StoreWriter.write`.
+
+        Args:
+            out: Store to create; complete at the end, or absent.
+            blocks: Blocks of encoded columns, in order.
+            source: Origin of the rows.
+            **how: Further arguments of `StoreWriter.write`.
+        """
         writer = StoreWriter(out, self.schema, hash_seed=self.hash_seed)
         return writer.write(blocks, self.split, source, **how)
 
     def encoded(self, file: RowFile, labelled: bool = True) -> Iterator[Columns]:
-        """Yields the rows of an opened file as blocks of columns of a store.
+        """Yields the rows of an opened file as encoded columns.
+
+        Args:
+            file: Opened file.
+            labelled: True to include the labels.
 
         Raises:
             DataError: For the first row that does not have the format.
@@ -145,7 +164,7 @@ class Format:
             yield block
 
     def _first_error(self, batch: Batch, label: str | None, error: ColumnError) -> ColumnError:
-        """Returns the error of the first row, of several in different columns."""
+        """Returns the error of the earliest faulty row among all columns."""
         while error.row:
             try:
                 self.columns_of({name: x[: error.row] for name, x in batch.items()}, label)
@@ -166,7 +185,7 @@ class Format:
             raise DataError(files[0].path, EMPTY)
 
     def columns_of(self, batch: Batch, label: str | None = None) -> Columns:
-        """Returns a batch of rows as the columns of a store.
+        """Encodes a batch of rows as the columns of a store.
 
         Numbers become ``Schema.transformed`` numbers, categories their hashed ids or the indices of
         their declared values, and missing values 0.
@@ -203,35 +222,41 @@ class Format:
         return columns
 
     def encode(self, rows: Any) -> Columns:
-        """Returns the rows of a table as unlabelled columns, as from a file.
+        """Encodes the rows of a table without labels.
+
+        >>> rows = {"age": [31, None], "city": ["Oslo", "Oslo"]}
+        >>> format = table_format(table_schema("y", categories=["city"], numbers=["age"]))
+        >>> columns = format.encode(rows)
+        >>> columns["integers"].ravel().round(2), columns["categories"].ravel()
+        (array([3.47, 0.  ], dtype=float32), array([30349, 30349], dtype=int32))
 
         Args:
-            rows: Column name to its values, as in a file, or as Python, NumPy or Arrow have them.
-              None, NaN and the empty text are missing; columns that are not features are ignored.
+            rows: Column name -> values: texts as in a file, or Python, NumPy or Arrow values. None,
+              NaN and the empty text are missing. Columns that are not features are ignored.
 
         Raises:
             TypeError: If `rows` is not a mapping of columns, or a column is a single value.
-            ValueError: If a feature is absent or shorter than another, or a value is invalid; the
-              message names row (from 0) and column.
+            ValueError: If a feature is absent, lengths differ, or a value is invalid; the message
+              names row (from 0) and column.
         """
         if not hasattr(rows, "keys"):
             raise TypeError(
-                "rows must map the name of each column to its values, one a row; it is a "
+                "rows must map each column name to a list of values, one per row; got "
                 f"{type(rows).__name__}"
             )
         names = [name for name in self.kinds if name in self.features]
         if absent := [name for name in names if name not in rows]:
-            raise ValueError(f"the rows have no column {', '.join(absent)}")
+            raise ValueError(f"rows have no column {', '.join(absent)}; add it")
         for name in names:
             if isinstance(rows[name], (str, bytes)) or not hasattr(rows[name], "__len__"):
                 raise TypeError(
-                    f"column {name}: values, one a row, are expected, not {rows[name]!a:.40}"
+                    f"column {name}: expected a list of values, one per row, got {rows[name]!a:.40}"
                 )
         try:
             batch = {name: _array(rows[name], name) for name in names}
             if len({len(array) for array in batch.values()}) > 1:
                 lengths = ", ".join(f"{name} has {len(array):,}" for name, array in batch.items())
-                raise ValueError(f"the columns are not of one length: {lengths}")
+                raise ValueError(f"columns must have equal lengths: {lengths}")
             return self.columns_of(batch)
         except ColumnError as error:
             location = "" if error.row is None else f"row {error.row}, "
@@ -243,7 +268,13 @@ class Format:
         return tuple(name for name in names if name not in self._columns(labelled=True))
 
     def texts(self, path: Path, column: str) -> Iterator[str]:
-        """Yields the values of any column of a file as texts, in file order; null is empty.
+        """Yields the values of one column of a file as texts.
+
+        Missing values are empty texts.
+
+        Args:
+            path: File.
+            column: Name of any column of the file.
 
         Raises:
             DataError: If the file cannot be read, or has no such column.
@@ -267,7 +298,7 @@ def _array(values: Any, column: str) -> pa.Array:
         array = pa.array(values, from_pandas=True)
     except (pa.ArrowException, OverflowError, UnicodeError) as error:
         reason = " ".join(str(error).split())
-        problem = f"values of one kind are expected: {reason:.200}"
+        problem = f"expected values of one type: {reason:.200}"
         raise ColumnError(problem, column=column) from None
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
@@ -276,18 +307,29 @@ def _array(values: Any, column: str) -> pa.Array:
 
 
 def texts(array: pa.Array, column: str) -> pa.Array:
-    """Returns a column as texts; a ColumnError if it holds none."""
+    """Converts a column to texts.
+
+    >>> texts(pa.array([1, None]), "user").to_pylist()
+    ['1', None]
+
+    Args:
+        array: Values of the column.
+        column: Name of the column, for the error.
+
+    Raises:
+        ColumnError: If the values have no text form.
+    """
     try:
         return array.cast(pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise ColumnError(f"holds {array.type}, which is no text", column=column) from None
+        raise ColumnError(f"holds {array.type}, expected texts", column=column) from None
 
 
 # --- Tables --------------------------------------------------------------------------------------
 
 
 def table_format(schema: Schema, hash_seed: int = 0, split: Split = RANDOM) -> Format:
-    """Returns the format of tables in CSV, TSV or Parquet files, or in memory.
+    """Returns the format of a table in files or in memory.
 
     Args:
         schema: Columns of the table, with the label.
@@ -318,6 +360,9 @@ def table_schema(
 ) -> Schema:
     """Returns the schema of a table.
 
+    >>> table_schema("bought", categories=["city"], numbers=["age"]).buckets
+    (65536,)
+
     Args:
         label: Column to predict: zeros and ones, declared classes, or numbers with bounds.
         categories: Columns whose values are hashed.
@@ -338,24 +383,24 @@ def table_schema(
     """
     names = [label, *categories, *numbers]
     if not label:
-        raise ValueError("--label must name a column")
+        raise ValueError("--label is empty; name the column to predict")
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ValueError(
-            f"{', '.join(repeated)}: a column is the label, a category or a number, and named once"
+            f"{', '.join(repeated)}: name each column once, as label, category or number"
         )
     if not categories and not numbers:
-        raise ValueError("name the columns to learn from: --categories, --numbers or both")
+        raise ValueError("no columns to learn from; name them by --categories, --numbers or both")
     bounds = bounds or {}
     declared = {name: tuple(texts) for name, texts in (values or {}).items()}
     if unknown := [name for name in bounds if name not in numbers]:
-        raise ValueError(f"bounds are for columns of numbers, not for {', '.join(unknown)}")
+        raise ValueError(f"bounds: {', '.join(unknown)} must be among --numbers")
     if unknown := [name for name in declared if name not in categories]:
-        raise ValueError(f"values are for columns of categories, not for {', '.join(unknown)}")
+        raise ValueError(f"values: {', '.join(unknown)} must be among --categories")
     hashed = [name for name in categories if name not in declared]
     if len(buckets) not in (1, len(hashed)):
         raise ValueError(
-            f"--buckets takes one number, or one for each of the {len(hashed)} categories"
-            f"{' without declared values' * bool(declared)}, not {len(buckets)}"
+            f"--buckets needs 1 number or {len(hashed)}, one per category"
+            f"{' without declared values' * bool(declared)}, got {len(buckets)}"
         )
     sizes = dict(zip(hashed, [*buckets] * (len(hashed) if len(buckets) == 1 else 1), strict=True))
     return Schema(
@@ -417,7 +462,7 @@ FORMATS = {format.schema.name: format for format in (DISPLAY, SEARCH)}
 
 
 def format_of(schema: Schema, hash_seed: int = 0) -> Format:
-    """Returns the format that reads raw rows into the columns of `schema`.
+    """Returns the format of raw rows of a schema.
 
     Args:
         schema: Columns of the rows.
@@ -431,7 +476,7 @@ def format_of(schema: Schema, hash_seed: int = 0) -> Format:
     if schema.name not in FORMATS:
         names = ", ".join([*FORMATS, "tables"])
         raise ValueError(
-            f"data like {schema.name!a} have no raw format (only {names} have one): "
-            "prepare them, and give the store"
+            f"raw files of {schema.name!a} cannot be read (only {names} can); prepare a store and "
+            "name it instead"
         )
     return replace(FORMATS[schema.name], schema=schema, hash_seed=hash_seed)

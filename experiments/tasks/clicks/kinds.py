@@ -1,4 +1,4 @@
-"""Kinds of columns: how the values of an Arrow array become labels, numbers and categories.
+"""Kinds of columns, which decode Arrow arrays to labels, numbers and categories.
 
 - `Label`: 0 and 1 as integers, floats, booleans or texts; true and false as texts; or declared
   texts, integers or dates; never missing;
@@ -54,12 +54,24 @@ class Kind(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, array: pa.Array, column: str) -> Decoded:
-        """Returns the values of a column; a ColumnError names the first invalid row."""
+        """Decodes the values of a column.
+
+        Args:
+            array: Values of the column, [rows].
+            column: Name of the column, for errors.
+
+        Raises:
+            ColumnError: For the first invalid row.
+        """
 
 
 @dataclass(frozen=True)
 class Label(Kind):
-    """Labels 0 and 1, or indices of declared `classes`."""
+    """Labels 0 and 1, or indices of declared `classes`.
+
+    >>> Label(("no", "yes")).decode(pa.array(["yes", "no"]), "bought").values
+    array([1, 0], dtype=int32)
+    """
 
     classes: tuple[str, ...] = ()
 
@@ -78,7 +90,11 @@ class Label(Kind):
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """Finite numbers, float64; within float32 unless they are `logarithmic`."""
+    """Finite numbers, float64; within float32 unless `logarithmic`.
+
+    >>> Number().decode(pa.array(["1.5", None]), "age").values
+    array([1.5, nan])
+    """
 
     missing: tuple[str, ...] = ()
     logarithmic: bool = True
@@ -118,7 +134,11 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Clipped(Kind):
-    """Finite numbers, none missing, clipped to the public range [low, high]."""
+    """Finite numbers, none missing, clipped to the public range [low, high].
+
+    >>> Clipped(0.0, 5.0).decode(pa.array([-1.0, 7.0]), "stars").values
+    array([0., 5.])
+    """
 
     low: float
     high: float
@@ -133,7 +153,11 @@ class Clipped(Kind):
 
 @dataclass(frozen=True)
 class Category(Kind):
-    """Texts and values with one spelling, hashed to uint64; or indices of declared values."""
+    """Texts, integers, booleans or dates: hashed to uint64, or indices of declared values.
+
+    >>> Category(values=("small", "large")).decode(pa.array(["large", "huge"]), "size")
+    Decoded(values=array([1, 0], dtype=int32), missing=array([False,  True]))
+    """
 
     missing: tuple[str, ...] = ()
     values: tuple[str, ...] | None = None
@@ -141,7 +165,7 @@ class Category(Kind):
 
     def decode(self, array: pa.Array, column: str) -> Decoded:
         """Returns the hashes or the indices."""
-        expected = "texts, integers, booleans or dates, which are spelled one way"
+        expected = "texts, integers, booleans or dates"
         texts = _spelled(_plain(array), column, expected)
         if self.values is None:
             return hashed(texts, self.missing)
@@ -151,7 +175,11 @@ class Category(Kind):
 
 @dataclass(frozen=True)
 class Integer(Kind):
-    """Decimal integers, int64; `missing` stands for none."""
+    """Decimal integers, int64; the value `missing` stands for a missing one.
+
+    >>> Integer(missing=-1).decode(pa.array(["12", "-1"]), "clicks").missing
+    array([False,  True])
+    """
 
     missing: int | None = None
     expected: str = f"an integer of at most {MAX_DIGITS} digits"
@@ -194,7 +222,11 @@ class Integer(Kind):
 
 @dataclass(frozen=True)
 class HourOfWeek(Integer):
-    """Times in seconds since 1970 (UTC), uint64 hours since the last Thursday: 0 to 167."""
+    """Times in seconds since 1970 (UTC), as hours since the last Thursday: uint64, 0 to 167.
+
+    >>> HourOfWeek().decode(pa.array([7200]), "time").values
+    array([2], dtype=uint64)
+    """
 
     expected: str = f"a time in seconds since 1970, of at most {MAX_DIGITS} digits"
 
@@ -206,7 +238,11 @@ class HourOfWeek(Integer):
 
 @dataclass(frozen=True)
 class Hexadecimal(Kind):
-    """Numbers of 32 bits in eight hexadecimal digits, uint64; missing if empty."""
+    """Numbers of 32 bits in eight hexadecimal digits, uint64; missing if empty.
+
+    >>> Hexadecimal().decode(pa.array(["000000ff", ""]), "C1").values
+    array([255,   0], dtype=uint64)
+    """
 
     expected: str = "eight hexadecimal digits"
 
@@ -305,7 +341,11 @@ def _as_text(value: pa.Scalar) -> str | None:
 
 
 def extents(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each text's offset in the character buffer, and its length in bytes."""
+    """Returns offsets and lengths of texts, in bytes.
+
+    >>> extents(pa.array(["ab", "c"]))[1]
+    array([2, 1], dtype=int32)
+    """
     offsets = np.frombuffer(texts.buffers()[1] or b"\0\0\0\0", np.int32)
     offsets = offsets[texts.offset : texts.offset + len(texts) + 1]
     return offsets[:-1], np.diff(offsets)
@@ -321,9 +361,13 @@ def characters(texts: pa.Array) -> bytes:
 
 
 def hashed(texts: pa.Array, missing: Sequence[str] = ()) -> Decoded:
-    """Returns the hashes of texts; empty texts, null and `missing` are missing.
+    """Hashes texts to uint64; null and the empty text are missing.
 
     Two texts collide with a probability of about 2^-64.
+
+    Args:
+        texts: Texts, Arrow strings: [rows].
+        missing: Further texts that stand for a missing value.
     """
     starts, lengths = extents(texts)
     padded = characters(texts) + b"\0" * 8
@@ -332,7 +376,15 @@ def hashed(texts: pa.Array, missing: Sequence[str] = ()) -> Decoded:
 
 
 def absent(texts: pa.Array, missing: Sequence[str] = ()) -> np.ndarray:
-    """Returns the mask of missing texts, bool[rows], see `hashed`."""
+    """Returns the mask of missing texts, bool[rows].
+
+    >>> absent(pa.array(["a", "", None, "-1"]), missing=("-1",))
+    array([False,  True,  True,  True])
+
+    Args:
+        texts: Texts, Arrow strings: [rows].
+        missing: Texts that stand for a missing value, beside the empty one.
+    """
     mask = extents(texts)[1] == 0
     if texts.null_count:
         mask |= np.asarray(texts.is_null())

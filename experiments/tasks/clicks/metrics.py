@@ -30,7 +30,11 @@ def auc(logits: np.ndarray, labels: np.ndarray) -> float:
     """Returns the exact area under the ROC curve.
 
     It is the fraction of correctly ordered pairs of a positive and a negative (Mann-Whitney); a
-    tied pair counts one half. NaN if one class is absent or a logit (float[n]) is not finite.
+    tied pair counts one half. NaN if one class is absent or a logit is not finite.
+
+    Args:
+      logits: Logits, float[n].
+      labels: Labels, 0 or 1, [n].
 
     >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0, 0, 1, 1]))
     0.875
@@ -43,7 +47,12 @@ def auc(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def auc_of_counts(counts: np.ndarray) -> float:
-    """Returns the exact AUC of a score from `counts` [label, score]; NaN with one class.
+    """Returns the exact AUC from counts of labels by score.
+
+    NaN if one class is absent.
+
+    Args:
+      counts: Number of rows by label (0, 1) and ascending score, [2, scores].
 
     >>> auc_of_counts(np.array([[2, 1, 0], [0, 1, 1]]))
     0.9166666666666666
@@ -57,10 +66,13 @@ def auc_of_counts(counts: np.ndarray) -> float:
 
 
 def log_loss(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean of log(1 + e^z) - y z, nats.
+    """Returns the mean log loss, in nats.
 
-    z are the `logits` and y the `labels`. NaN if a logit is not finite: a diverged model has no
-    probability.
+    The loss of a row is log(1 + e^z) - y z. NaN if a logit is not finite: the training diverged.
+
+    Args:
+      logits: Logits z, float[n].
+      labels: Labels y, 0 or 1, [n].
 
     >>> round(log_loss(np.array([0.0, 0.0]), np.array([0, 1])), 4)
     0.6931
@@ -75,6 +87,9 @@ def base_rate_entropy(labels: np.ndarray) -> float:
     """Returns the log loss of predicting the base rate, nats.
 
     It is -y log y - (1 - y) log(1 - y), y the mean of `labels` (0 or 1, [n]), and 0 for one class.
+
+    >>> round(base_rate_entropy(np.array([0, 1, 0, 1])), 4)
+    0.6931
     """
     rate = np.mean(labels)
     return float(entr(rate) + entr(1.0 - rate))
@@ -85,9 +100,12 @@ def expected_calibration_error(
     labels: np.ndarray,
     bins: int = 15,
 ) -> float:
-    """Returns sum_b |sum_{i in b} (p_i - y_i)| / n over equal bins.
+    """Returns the expected calibration error over equal bins.
 
-    NaN if a probability is.
+    It is sum_b |sum_{i in b} (p_i - y_i)| / n, b over the bins. NaN if a probability is NaN.
+
+    >>> expected_calibration_error(np.array([0.2, 0.9]), np.array([0, 1]))
+    0.15
 
     Args:
       probabilities: Predicted probabilities p, float[n].
@@ -104,9 +122,16 @@ def expected_calibration_error(
 
 
 def binary_metrics(logits: np.ndarray, labels: np.ndarray) -> BinaryMetrics:
-    """Returns every metric of logits (float[n]) against labels (0 or 1, [n]).
+    """Computes all metrics of logits against labels.
 
-    All but counts are NaN if a logit is not finite.
+    All but the counts are NaN if a logit is not finite.
+
+    >>> binary_metrics(np.array([-1.0, 2.0]), np.array([0, 1])).auc
+    1.0
+
+    Args:
+      logits: Logits, float[n].
+      labels: Labels, 0 or 1, [n].
 
     Raises:
       ValueError: If there are no rows, or unequal numbers of logits and labels.
@@ -115,7 +140,7 @@ def binary_metrics(logits: np.ndarray, labels: np.ndarray) -> BinaryMetrics:
     y = np.asarray(labels, np.float64)
     if z.shape != y.shape or z.ndim != 1 or z.size == 0:
         raise ValueError(
-            f"metrics need equally many logits and labels, got {z.shape} and {y.shape}"
+            f"metrics need one label per logit and at least one row, got {z.shape} and {y.shape}"
         )
     probabilities = expit(np.where(np.isfinite(z), z, np.nan))
     observed, loss, entropy = y.sum(), log_loss(z, y), base_rate_entropy(y)

@@ -33,9 +33,9 @@ TABLE = "embedding.embedding"
 
 
 def table_rows(rows: int) -> int:
-    """Returns the padded rows of a stacked table, divisible by 64 if large.
+    """Returns the padded row count of a stacked table.
 
-    The added rows are never looked up.
+    From 2^16 rows on it is a multiple of 64; the added rows are never looked up.
 
     >>> table_rows(1_000), table_rows(6_023_194)
     (1000, 6023232)
@@ -96,7 +96,15 @@ class ClickModel(nnx.Module):
 def table_lookups(
     config: ModelConfig, schema: Schema, example: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
-    """Returns the rows of the embedding table that an example reads, int32[categories]."""
+    """Returns the indices of the table rows that an example reads.
+
+    They are int32[categories], by the table's name.
+
+    Args:
+      config: Sizes of the model.
+      schema: Columns of the example.
+      example: Columns of one row of the store.
+    """
     buckets = config.max_buckets
     masks, offsets = public((schema.fold_masks(buckets), schema.table_offsets(buckets)))
     return {TABLE: folded(example["categories"], masks) + offsets}
@@ -114,7 +122,12 @@ def _with_zeros(draw: nnx.Initializer, *drawn: int | None) -> nnx.Initializer:
 
 
 def number_features(schema: Schema, bins: int) -> int:
-    """Returns the number of features for the numbers of an example."""
+    """Returns the number of `encoded_numbers` of an example.
+
+    Args:
+      schema: Columns of the example.
+      bins: Number of pieces of a curve; 0 for plain numbers.
+    """
     if not bins:
         return 2 * len(schema.integers)
     scales, pieces = _curves(schema, bins)
@@ -122,7 +135,7 @@ def number_features(schema: Schema, bins: int) -> int:
 
 
 def _curves(schema: Schema, bins: int) -> tuple[int, int]:
-    """Returns the number of curves of a bounded number, and of their pieces."""
+    """Returns the number of curves of a bounded number, and of pieces per curve."""
     scales = len(schema.scales(np.zeros(1)))
     return scales, max(1, bins // scales)
 
@@ -168,7 +181,12 @@ def _initialiser(config: ModelConfig, schema: Schema) -> Callable[[jax.Array], C
 def shaped(
     config: ModelConfig, schema: Schema
 ) -> tuple[PyTree, Callable[[PyTree, dict[str, jax.Array], PyTree], jax.Array]]:
-    """Returns shapes of parameters, and the function (params, rows, example) -> logits."""
+    """Returns the parameters' shapes, and (params, rows, example) -> logits.
+
+    Args:
+      config: Sizes of the model.
+      schema: Columns that the model reads.
+    """
     return split_module(nnx.eval_shape(lambda: ClickModel(config, schema, nnx.Rngs(0))))
 
 
@@ -189,7 +207,12 @@ class PureFunctions(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
-    """Returns the model's functions, cached so that programs compile once."""
+    """Returns the model's functions, cached so that programs compile once.
+
+    Args:
+      config: Sizes and loss of the model.
+      schema: Columns that the model reads.
+    """
     target, (_, apply) = schema.target.robust(config.huber), shaped(config, schema)
     lookups = functools.partial(table_lookups, config, schema)
 

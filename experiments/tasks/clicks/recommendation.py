@@ -53,10 +53,9 @@ LINEAR_EPOCHS = {"few": 20, "many": 3}
 def recommended(
     request: RecommendationRequest, sizes: ModelConfig = PRESETS["small"], most_buckets: int = 2**20
 ) -> Settings:
-    """Returns the settings of a run on clicks or on a table.
+    """Returns the settings of a run on a table.
 
-    With a given noise multiplier epsilon follows from the settings, and they are equal for all
-    noise and all samplers.
+    If the noise multiplier is given, they depend neither on it nor on the sampler.
 
     Args:
       request: Size, target and choices of the run.
@@ -106,9 +105,9 @@ def recommended(
 
 
 def epsilon_of(request: RecommendationRequest) -> float:
-    """Returns the target epsilon, infinity without privacy, and 1 where noise is given.
+    """Returns the epsilon that the settings assume.
 
-    The settings are independent of a given noise multiplier.
+    It is the target epsilon; infinity without privacy; and 1 for a given noise multiplier.
     """
     if request.noise_multiplier is not None:
         return 1.0
@@ -124,8 +123,8 @@ def _epochs(request: RecommendationRequest, most: int) -> int:
 def _batch_size(n: int, epochs: int, request: RecommendationRequest) -> int:
     """Returns a power of two: about 600 batches a run with noise, 3,000 or 300 without.
 
-    Lazy tables without noise take 300; SGD takes half as many again. With noise, few large batches
-    are as good as many small ones, and better if the noise multiplier would be below 1.
+    Lazy tables without noise take 300 batches; SGD takes 1.5 times the number. With noise, few
+    large batches match many small ones, and are better if the noise multiplier would be below 1.
     """
     steps, least, most = (600, 32, 32_768) if request.private else (300, 32, 1024)
     if request.optimizer == "sgd":
@@ -141,8 +140,8 @@ def _distance(epochs: int, epsilon: float) -> float:
     It is equal for all batches: if noise outweighs gradients, Adam's steps are a random walk, and
     this is its length. It is shorter for many epochs, the sooner the less noise.
     """
-    many = 17 * (8 / min(10.0, max(0.5, epsilon))) ** 0.4
-    return 0.2 / math.hypot(1, epochs / many)
+    long_run = 17 * (8 / min(10.0, max(0.5, epsilon))) ** 0.4  # epochs
+    return 0.2 / math.hypot(1, epochs / long_run)
 
 
 def _rate_of_sgd(steps: int, batch_size: int, epsilon: float | None) -> float:

@@ -38,11 +38,15 @@ class Group:
 
     @property
     def predicted_over_observed(self) -> float:
-        """Ratio of predicted to observed positives; NaN if none was observed."""
+        """Predicted over observed positives; NaN if none was observed."""
         return self.predicted / self.observed if self.observed else float("nan")
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Returns Wilson's confidence interval for the rate of independent rows.
+
+        >>> low, high = Group("all", rows=100, predicted=22.0, observed=20).interval()
+        >>> round(low, 3), round(high, 3)
+        (0.133, 0.289)
 
         Source: E. B. Wilson, "Probable Inference, the Law of Succession, and Statistical
         Inference", Journal of the American Statistical Association, 1927.
@@ -56,6 +60,10 @@ class Group:
 
 def by_probability(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> list[Group]:
     """Returns the non-empty groups of a reliability diagram.
+
+    >>> p, y = np.array([0.1, 0.2, 0.9]), np.array([0, 0, 1])
+    >>> [(group.name, group.rows) for group in by_probability(p, y, bins=2)]
+    [('0.00 to 0.50', 2), ('0.50 to 1.00', 1)]
 
     Args:
       probabilities: Predicted probabilities of the label 1, float[n].
@@ -71,9 +79,17 @@ def by_probability(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15
 
 
 def by_decile(probabilities: np.ndarray, labels: np.ndarray) -> list[Group]:
-    """Returns ten equal groups of rows, by ascending prediction.
+    """Returns ten groups of rows, equal in size, by ascending prediction.
 
     Rows of equal predictions keep their order, which is independent of their labels.
+
+    >>> p, y = np.linspace(0.05, 0.95, 20), np.arange(20) % 2
+    >>> [group.rows for group in by_decile(p, y)]
+    [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+
+    Args:
+      probabilities: Predicted probabilities of the label 1, float[n].
+      labels: Labels, 0 or 1, [n].
     """
     n = _checked(probabilities, labels).size
     place = np.empty(n, np.int64)
@@ -91,14 +107,14 @@ def by_category(
 ) -> list[Group]:
     """Returns the largest categories, largest first, and all others together.
 
-    A category of fewer than `FEWEST` rows is among the others, which are at least as many
-    themselves unless they are all rows: no group shows the label of a single row.
+    A category of fewer than `FEWEST` rows joins the others. The others too have at least `FEWEST`
+    rows, unless they are all rows: no group shows the label of a single row.
 
     Args:
       ids: Hashed values of a column, int[n]; 0 is *missing*, as in a store.
       probabilities: Predicted probabilities of the label 1, float[n].
       labels: Labels, 0 or 1, [n].
-      texts: Values as their file spells them, which name the categories; or none.
+      texts: Texts of the values, [n], which name the categories; empty for hashed names.
       most: Largest number of categories to show.
     """
     _checked(probabilities, labels)
@@ -128,9 +144,14 @@ def _name(id_: int, texts: Counter[str]) -> str:
 def _checked(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Returns the probabilities, or raises ValueError if they cannot be grouped."""
     if probabilities.shape != labels.shape or probabilities.size == 0:
-        raise ValueError(f"no pairs: {probabilities.shape} predictions, {labels.shape} labels")
+        raise ValueError(
+            f"need one label per prediction and at least one row, got {labels.shape} labels "
+            f"and {probabilities.shape} predictions"
+        )
     if not np.isfinite(probabilities).all():
-        raise ValueError("some predictions are undefined, as of a model that diverged")
+        raise ValueError(
+            "some predictions are not finite: the training diverged; lower the learning rate"
+        )
     return probabilities
 
 

@@ -70,11 +70,12 @@ predicting sales from them would read the answer.
 
 
 def default_buckets(cardinality: int) -> int:
-    """Returns the default bucket count of a column, a power of two.
+    """Returns the default bucket count of a column.
 
-    Small tables are cheap, so columns of at most 2^14 values get four times their cardinality (at
-    least 1,024), where few values collide. Larger ones get the nearest power of two (in the
-    logarithm), at most 2^20: their tails are values seen once, which no model can learn.
+    It is a power of two. Small tables are cheap, so a column of at most 2^14 values gets four times
+    its cardinality, at least 1,024, where few values collide. A larger column gets the nearest
+    power of two (in the logarithm), at most 2^20: its tail is values seen once, which no model can
+    learn.
 
     >>> [default_buckets(c) for c in (3, 1_460, 93_145, 286_181, 10_131_227)]
     [1024, 8192, 131072, 262144, 1048576]
@@ -97,7 +98,15 @@ def log_transform(values: np.ndarray) -> np.ndarray:
 
 
 def folded(ids: Any, masks: Any) -> Any:
-    """Returns `ids` [..., features] folded by `Schema.fold_masks`."""
+    """Folds hashed ids to smaller tables; missing ids stay 0.
+
+    >>> folded(np.array([0, 5, 9]), np.array([3, 3, 3]))
+    array([0, 1, 1])
+
+    Args:
+        ids: Hashed ids, int[..., features].
+        masks: Masks of `Schema.fold_masks`, int32[features].
+    """
     return (ids > MISSING) * (1 + ((ids - 1) & masks))
 
 
@@ -148,15 +157,15 @@ class Schema:
                 check_power_of_two(f"bucket count of {column}", count)
             elif not values or len({*values} - {"", *self.missing}) < len(values):
                 raise ValueError(
-                    f"values of {column} must be different texts, at least one, none of them empty "
-                    f"or missing, not {', '.join(map(ascii, values)) or 'none'}"
+                    f"values of {column} must be one or more distinct texts, none empty or "
+                    f"declared missing, got {', '.join(map(ascii, values)) or 'none'}"
                 )
             elif len(values) != count:
                 raise ValueError(f"{column} has {len(values)} values but {count} buckets")
         for column, limits in self.bounded.items():
             if len(limits) != 2 or not -math.inf < limits[0] < limits[1] < math.inf:
                 text = ":".join(f"{x:g}" for x in limits)
-                raise ValueError(f"bounds of {column} must be finite, low:high, not {text}")
+                raise ValueError(f"{column}={text}: bounds are LOW:HIGH, finite, LOW below HIGH")
             with np.errstate(over="ignore", invalid="ignore"):
                 scales = self.scales(np.array(limits))
                 lengths = scales[:, 1] - scales[:, 0]
@@ -164,8 +173,8 @@ class Schema:
                 if not 0 < length < math.inf:
                     distinct = np.ptp(log_transform(np.array(limits))) > 0
                     raise ValueError(
-                        f"bounds of {column} are {low} and {high} in float32, as a model reads "
-                        f"them: give others{', or take --transform log1p' if distinct else ''}"
+                        f"bounds of {column} become {low} and {high} in float32, as a model reads "
+                        f"them; give others{', or use --transform log1p' if distinct else ''}"
                     )
 
     @property
@@ -190,7 +199,7 @@ class Schema:
         return values.astype(np.float32) if self.transform == "none" else log_transform(values)
 
     def scales(self, values: np.ndarray) -> np.ndarray:
-        """Returns numbers on each scale of the model's curves, float32[scales, ...]."""
+        """Returns numbers on the scales of the curves, float32[scales, ...]."""
         read = self.transformed(values)
         return np.stack([read, values.astype(np.float32)] if self.transform == "both" else [read])
 
@@ -216,10 +225,14 @@ class Schema:
         return ids
 
     def fold(self, ids: Any, max_buckets: int) -> Any:
-        """Returns ids [..., features] as if hashed to `max_buckets` at most.
+        """Folds hashed ids to at most `max_buckets` buckets.
 
-        Exact: see the module's note on folding. Missing stays 0. Works on NumPy and JAX arrays,
-        inside a compiled program too; the dtype is kept.
+        The result equals rehashing (see the module); missing ids stay 0. It works on NumPy and JAX
+        arrays, also in a compiled program, and keeps the dtype.
+
+        Args:
+            ids: Ids, int[..., features].
+            max_buckets: Largest number of buckets of a feature, a power of two.
 
         >>> DISPLAY_ADS.fold(np.arange(26, dtype=np.int32) * 5_000, 1024)[:4]
         array([  0, 904, 784, 664], dtype=int32)
@@ -257,8 +270,8 @@ class Schema:
         sizes = self.table_sizes(max_buckets)
         if sum(sizes) > 1 << 31:
             raise ValueError(
-                f"max_buckets {max_buckets}: the tables of {self.name} have {sum(sizes):,} rows "
-                "together, and a program can number 2^31"
+                f"max_buckets={max_buckets}: the tables of {self.name} have {sum(sizes):,} rows "
+                "together, more than 2^31; use fewer buckets"
             )
         return np.concatenate(([0], np.cumsum(sizes[:-1]))).astype(np.int32)[: len(sizes)]
 
@@ -281,7 +294,10 @@ DISPLAY_ADS = Schema(
 def sponsored_search(include: tuple[str, ...] = ()) -> Schema:
     """Returns the schema of Criteo Sponsored Search.
 
-    It has 19 categories, and outcomes to `include`, which come last, so that other ids stay equal.
+    It has 19 categories; outcomes to `include` come last, so that the other ids stay equal.
+
+    >>> sponsored_search(("product_price",)).categories[-1]
+    'product_price'
 
     Raises:
         ValueError: If a name is not in `SEARCH_OUTCOMES`, or is repeated.
@@ -289,7 +305,8 @@ def sponsored_search(include: tuple[str, ...] = ()) -> Schema:
     for name in include:
         if name not in SEARCH_OUTCOMES or include.count(name) > 1:
             raise ValueError(
-                f"can include each of {', '.join(SEARCH_OUTCOMES)} once, not {', '.join(include)}"
+                f"include: expected some of {', '.join(SEARCH_OUTCOMES)}, each once, got "
+                f"{', '.join(include)}"
             )
     cardinalities = SEARCH_CARDINALITIES | {name: SEARCH_OUTCOMES[name] for name in include}
     return Schema(

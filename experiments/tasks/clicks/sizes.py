@@ -31,21 +31,26 @@ class ModelConfig:
             ("bins", (self.bins,), 0),
         ):
             if not all(low <= size <= 1 << 30 for size in sizes):
-                raise ValueError(f"{name}: each size lies in [{low}, 2^30], got {list(sizes)}")
+                raise ValueError(f"{name}: each size must be in [{low}, 2^30], got {list(sizes)}")
         check_power_of_two("max_buckets", self.max_buckets)
         if not 0 <= self.huber < math.inf:
             raise ValueError(f"huber must be finite and >= 0, got {self.huber}")
 
     @property
     def linear(self) -> bool:
-        """True if the model has only weights of categorical values and numbers."""
+        """True for a model of weights alone, without hidden layers."""
         return self.wide and not self.hidden
 
 
 def check_power_of_two(what: str, value: int) -> None:
-    """Raises ValueError, beginning with `what`, unless tables can have `value` buckets."""
+    """Raises ValueError unless `value` is a valid bucket count.
+
+    Args:
+      what: Name of the value, with which the message begins.
+      value: Number of buckets.
+    """
     if not 1 <= value <= 1 << 30 or value & (value - 1):
-        raise ValueError(f"{what} must be a power of two between 1 and 2^30, not {value}")
+        raise ValueError(f"{what} must be a power of two between 1 and 2^30, got {value}")
 
 
 PRESETS = {

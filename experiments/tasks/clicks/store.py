@@ -40,11 +40,11 @@ WORK = "work-"
 
 
 class StoreError(ValueError):
-    """Store that cannot be written or read: one line with its path, the reason and the remedy."""
+    """Store that cannot be written or read: one line with path, reason and remedy."""
 
 
 def columns_of(schema: Schema) -> dict[str, tuple[np.dtype, int | None]]:
-    """Returns the dtype and width (None for a vector) of each column."""
+    """Returns each column's dtype and width; None for a vector."""
     return {
         "label": (np.dtype(schema.target.dtype), None),
         "integers": (np.dtype("<f4"), len(schema.integers)),
@@ -54,12 +54,22 @@ def columns_of(schema: Schema) -> dict[str, tuple[np.dtype, int | None]]:
 
 
 def file_names(schema: Schema) -> list[str]:
-    """Returns the names of the files of a store, one per split and column."""
+    """Returns the names of a store's files, SPLIT.COLUMN.
+
+    >>> from experiments.tasks.clicks.schema import DISPLAY_ADS
+    >>> file_names(DISPLAY_ADS)[:2]
+    ['train.label', 'train.integers']
+    """
     return [f"{split}.{column}" for split in SPLITS for column in columns_of(schema)]
 
 
 def empty_columns(schema: Schema, rows: int) -> Columns:
-    """Returns uninitialised columns of a store for `rows` rows."""
+    """Returns uninitialised columns of a store.
+
+    Args:
+        schema: Columns of the rows.
+        rows: Number of rows.
+    """
     return {
         name: np.empty(_shape(rows, width), dtype)
         for name, (dtype, width) in columns_of(schema).items()
@@ -83,7 +93,7 @@ def map_column(path: Path, dtype: np.dtype, width: int | None, rows: int) -> np.
     try:
         size = path.stat().st_size
         if size != expected:
-            raise StoreError(f"{path} has the wrong size: {size:,} bytes, expected {expected:,}")
+            raise StoreError(f"{path} has {size:,} bytes, expected {expected:,}")
         if expected:
             return np.asarray(np.memmap(path, dtype, "r", shape=shape))
         with open(path, "rb"):
@@ -95,7 +105,15 @@ def map_column(path: Path, dtype: np.dtype, width: int | None, rows: int) -> np.
 
 
 def row_bytes(dtype: np.dtype, width: int | None) -> int:
-    """Returns the bytes of a row of a column."""
+    """Returns the size of one row of a column, in bytes.
+
+    >>> row_bytes(np.dtype("<f4"), 13)
+    52
+
+    Args:
+        dtype: Dtype of the column.
+        width: Values of a row; None for a vector.
+    """
     return dtype.itemsize * math.prod(_shape(1, width))
 
 
@@ -127,7 +145,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS) or min(self.splits.values()) < 0:
-            raise ValueError(f"splits: {', '.join(SPLITS)} must have 0 rows or more each")
+            raise ValueError(f"splits: {', '.join(SPLITS)} each need a row count of at least 0")
         if missing := {*file_names(self.schema)} - {*self.sha256}:
             raise ValueError(f"sha256: {min(missing)} is missing")
 
@@ -145,7 +163,7 @@ class Store(Manifest):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Store:
-        """Opens the store in directory `path`; all files must be complete.
+        """Opens the store in directory `path`.
 
         Raises:
             StoreError: If there is no store, it has another version, or a file is missing or
@@ -159,16 +177,16 @@ class Store(Manifest):
                 raise ValueError(f"its format is {format!a:.20}, not {FORMAT}")
             if (version := record.pop("version", None)) != VERSION:
                 raise StoreError(
-                    f"{path} is a store of version {version!a:.20}, and this program reads version "
+                    f"{path} is a store of version {version!a:.20}, but this program reads version "
                     f"{VERSION}; prepare the data again"
                 )
             manifest = build(Manifest, record, MANIFEST)
         except FileNotFoundError:
             flaw = "has no manifest.json" if path.is_dir() else "does not exist"
-            raise StoreError(f"{path} is not a store: it {flaw}; make one by prepare") from None
+            raise StoreError(f"{path} is not a store: it {flaw}; run `dpsgd prepare`") from None
         except NotADirectoryError:
             raise StoreError(
-                f"{path} is a file and no store: make one of it with `dpsgd prepare`"
+                f"{path} is a file, not a store; convert it by `dpsgd prepare`"
             ) from None
         except OSError as error:
             raise StoreError(f"{path} is not a readable store: {error.strerror}") from None
@@ -197,7 +215,7 @@ class Store(Manifest):
         return self.splits[split]
 
     def load(self, split: str) -> Columns:
-        """Returns the columns of `split`, read-only and memory-mapped: rows are read on access.
+        """Returns the columns of `split`, read-only and memory-mapped.
 
         Raises:
             StoreError: If there is no such split, or a file is missing or truncated.
@@ -209,7 +227,12 @@ class Store(Manifest):
         }
 
     def blocks(self, split: str, rows: int = 1 << 16) -> Iterator[Columns]:
-        """Yields the columns of `split` in order, memory-mapped, in blocks of `rows`."""
+        """Yields the columns of a split in blocks, memory-mapped.
+
+        Args:
+            split: Name of the split.
+            rows: Number of rows of a block; the last block has the remainder.
+        """
         columns = self.load(split)
         for begin in range(0, self.rows(split), rows):
             yield taken(columns, slice(begin, begin + rows))
@@ -224,11 +247,17 @@ class Store(Manifest):
             with open(self.path / name, "rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256[name]:
                     raise StoreError(
-                        f"{self.path / name} is damaged: its checksum is not the manifest's"
+                        f"{self.path / name} was changed: its checksum differs from the "
+                        "manifest's; prepare the data again"
                     )
 
     def schema_mismatch(self, schema: Schema, hash_seed: int) -> str | None:
-        """Returns the difference from a model's `schema`, or None."""
+        """Returns the difference from a model's columns, or None.
+
+        Args:
+            schema: Columns that the model reads.
+            hash_seed: Hash seed of the model.
+        """
         if self.schema.name != schema.name:
             return f"holds rows of {self.schema.name}, not of {schema.name}"
         stored, expected = ({*s.integers, *s.categories} for s in (self.schema, schema))
@@ -241,7 +270,9 @@ class Store(Manifest):
         if changed := [x for x in fields if stored_fields[x] != fields[x] and x != "bounds"]:
             return f"was prepared with other {', '.join(changed)}"
         if self.hash_seed != hash_seed:
-            return f"was prepared with another hash seed than {hash_seed} (see --hash-seed)"
+            return (
+                f"was prepared with hash seed {self.hash_seed}, not {hash_seed} (see --hash-seed)"
+            )
         return None
 
 
@@ -249,7 +280,7 @@ class Store(Manifest):
 
 
 class StoreWriter:
-    """Writer of a store in constant memory: a context that leaves a whole store or nothing.
+    """Writes a store in constant memory: a context that leaves a complete store or nothing.
 
     Args:
         out: Path of the store to create.
@@ -283,7 +314,7 @@ class StoreWriter:
                 elif file.name in {MANIFEST, *file_names(self.schema)}:
                     file.unlink()
                 else:
-                    raise StoreError(f"{file} is in the way; remove it")
+                    raise StoreError(f"{file} does not belong to a store; remove it")
             stack.pop_all()
         return self
 
@@ -311,7 +342,7 @@ class StoreWriter:
         source: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
         progress: Callable[[int], None] | None = None,
     ) -> Store:
-        """Writes blocks of consecutive rows, in the memory of one block, and returns the store.
+        """Writes blocks of rows and returns the store.
 
         Args:
             blocks: Columns of consecutive rows.
@@ -348,7 +379,7 @@ class StoreWriter:
             shape, values = _shape(rows, width), columns[name]
             if values.shape != shape or values.dtype != dtype:
                 raise ValueError(
-                    f"column {name} must be {dtype} {shape}, not {values.dtype} {values.shape}"
+                    f"column {name} must be {dtype} {shape}, got {values.dtype} {values.shape}"
                 )
         with one_line_errors(self.out, lambda: self.num_rows):
             for column in columns_of(self.schema):
@@ -372,16 +403,16 @@ class StoreWriter:
             for name, kind in columns
         }
         for split in SPLITS[1:]:
-            begin, end = ranges[split]
-            for first in range(begin, end, 1 << 16):
-                self.append(taken(rows, slice(first, min(first + (1 << 16), end))), split)
+            begin, stop = ranges[split]
+            for first in range(begin, stop, 1 << 16):
+                self.append(taken(rows, slice(first, min(first + (1 << 16), stop))), split)
         self.rows["train"] = ranges["train"][1]
         for name, (dtype, width) in columns:
             size = self.rows["train"] * row_bytes(dtype, width)
             os.truncate(self.path / f"train.{name}", size)
 
     def complete(self, source: Mapping[str, Any]) -> Store:
-        """Writes the manifest, gives the store its name and returns it.
+        """Writes the manifest, renames the folder and opens the store.
 
         Args:
             source: Origin of the rows, as JSON.
@@ -391,8 +422,8 @@ class StoreWriter:
         """
         if empty := [name for name, count in self.rows.items() if not count]:
             raise StoreError(
-                f"{self.out} would have no {' and no '.join(empty)} rows, of {self.num_rows:,} in "
-                "all: give more rows, or other fractions (--split); nothing was left behind"
+                f"{self.out} would have no {' and no '.join(empty)} rows of {self.num_rows:,}; "
+                "give more rows, or other fractions (--split); nothing was written"
             )
         digests = {}
         with one_line_errors(self.out, lambda: self.num_rows):
@@ -415,14 +446,19 @@ class StoreWriter:
 
 @contextlib.contextmanager
 def one_line_errors(out: Path, rows: Callable[[], int] = lambda: 0) -> Iterator[None]:
-    """Converts an OSError while `out` is written into a StoreError of one line."""
+    """Converts an OSError into a StoreError of one line.
+
+    Args:
+        out: Path that is written.
+        rows: Function that returns the number of rows written so far.
+    """
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         why = "the disk is full" if full else error.strerror
         raise StoreError(
-            f"{out} cannot be written: {why} (after {rows():,} rows); nothing was left behind"
+            f"{out} cannot be written: {why} (after {rows():,} rows); nothing was kept"
         ) from None
 
 

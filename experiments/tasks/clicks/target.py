@@ -54,7 +54,12 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, logits: Any, label: Any) -> Any:
-        """Returns the loss of one row, float32[]."""
+        """Returns the loss of one row, float32[].
+
+        Args:
+          logits: Logits of the row, float32[] or float32[outputs].
+          label: Label of the row, in the target's dtype.
+        """
 
     @abc.abstractmethod
     def predict(self, logits: Any) -> Any:
@@ -64,13 +69,22 @@ class Target(abc.ABC):
     def metrics(self, logits: Array, labels: Array) -> Metrics:
         """Returns metrics of rows; NaN if undefined, as after divergence.
 
+        Args:
+          logits: Logits, float32[rows] or float32[rows, outputs].
+          labels: Labels, [rows].
+
         Raises:
           ValueError: If there are no rows.
         """
 
     @abc.abstractmethod
     def generated(self, rng: np.random.Generator, count: int) -> Array:
-        """Returns labels of synthetic probe rows."""
+        """Returns labels of synthetic probe rows.
+
+        Args:
+          rng: Random generator.
+          count: Number of rows.
+        """
 
     def robust(self, huber: float) -> Target:
         """Returns the target with Huber's loss; itself for 0.
@@ -79,17 +93,22 @@ class Target(abc.ABC):
           ValueError: For a label that is not a number.
         """
         if huber:
-            raise ValueError("--huber is for labels that are numbers (--label-bounds) alone")
+            raise ValueError("--huber needs a numerical label (--label-bounds); leave it out")
         return self
 
     def problem(self, labels: Iterable[Array]) -> str:
-        """Returns the reason why rows have no `metrics`, or ""."""
+        """Returns the reason why `metrics` are undefined, or ""."""
         del labels
         return ""
 
     @abc.abstractmethod
     def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
-        """Returns the calibration of a model after training."""
+        """Returns the calibration of a model after training.
+
+        Args:
+          logit: Function (params, example) -> logits.
+          rescaled: Function (params, a, c) -> parameters with the logit a z + c.
+        """
 
 
 @dataclass(frozen=True)
@@ -128,9 +147,9 @@ class Binary(Target):
         return rng.integers(0, 2, count).astype(self.dtype)
 
     def problem(self, labels: Iterable[Array]) -> str:
-        """Returns the problem of rows with a single class, or ""."""
+        """Describes rows of a single class; "" for both classes."""
         has_both = {int(y) for block in labels for y in np.unique(block)} == {0, 1}
-        return "" if has_both else "are not of both classes, so that they have no AUC"
+        return "" if has_both else "do not include both classes, so their AUC is undefined"
 
     def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
         """Returns Platt scaling."""
@@ -220,8 +239,8 @@ class Number(Target):
         if len(self.bounds) != 2 or not (np.isfinite(limits).all() and limits[0] < limits[1]):
             text = ":".join(f"{x:g}" for x in self.bounds)
             raise ValueError(
-                "bounds of the label (--label-bounds LOW:HIGH) must be finite, LOW below HIGH, also"
-                f" as numbers of 32 bits, not {text}"
+                f"label bounds {text}: expected LOW:HIGH (--label-bounds), finite in float32, LOW "
+                "below HIGH"
             )
 
     @property
@@ -230,7 +249,15 @@ class Number(Target):
         return low + (high - low) / 2, (high - low) / 2
 
     def loss(self, logits: Any, label: Any) -> Any:
-        """Returns the squared error, or Huber's loss, in units of half the range."""
+        """Returns the squared or Huber loss, in half ranges.
+
+        >>> float(Number((0.0, 5.0)).loss(np.float32(0.0), np.float32(5.0)))
+        1.0
+
+        Args:
+          logits: Logit of the row, float32[].
+          label: Label of the row, float32[].
+        """
         import optax
 
         middle, half = self._middle_and_half
@@ -244,7 +271,7 @@ class Number(Target):
         return dataclasses.replace(self, huber=huber)
 
     def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
-        """Returns affine calibration, with Huber's loss if the model uses it."""
+        """Returns affine calibration, with the model's loss."""
         from dpsgd.engine.calibration import Affine
 
         middle, half = self._middle_and_half
@@ -281,6 +308,10 @@ class Number(Target):
 def target_of(classes: tuple[str, ...], bounds: tuple[float, ...] = ()) -> Target:
     """Returns the target of a label with declared classes or bounds.
 
+    Args:
+      classes: Texts of the label that mean 0, 1, ...; empty for zeros and ones.
+      bounds: Public (low, high) of a numerical label; empty for classes.
+
     >>> target_of((), (0.0, 5.0))
     Number(bounds=(0.0, 5.0), huber=0.0)
 
@@ -289,12 +320,12 @@ def target_of(classes: tuple[str, ...], bounds: tuple[float, ...] = ()) -> Targe
         range, or both are given.
     """
     if classes and bounds:
-        raise ValueError("a label has declared values or bounds, not both")
+        raise ValueError("the label has both declared classes and bounds; leave one out")
     if bounds:
         return Number(bounds)
     if classes and (len(classes) < 2 or len({*classes, ""}) <= len(classes)):
         raise ValueError(
-            "two or more different texts of the label are declared (--classes, or --positive and "
-            f"--negative), not {' and '.join(map(ascii, classes))}"
+            "a label needs two or more distinct texts (--classes, or --positive and --negative), "
+            f"got {' and '.join(map(ascii, classes))}"
         )
     return Classes(classes) if len(classes) > 2 else Binary(classes)

@@ -53,10 +53,12 @@ class ClickModels(Models):
     def read(
         self, path: Path, *, labelled: bool = True, split: str | None = None
     ) -> Iterator[PyTree]:
-        """Returns the rows of `path` in order, as blocks of columns.
+        """Yields the rows of a store or raw file, as encoded blocks.
 
-        The path is a store, perhaps with a `split` of it, or a file in the format from which the
-        model's store was prepared; `labelled` rows must have labels.
+        Args:
+          path: Store, or file in the raw format of the model's data.
+          labelled: True to include the labels, which a file must then have.
+          split: Split of the store; by default all rows.
 
         Raises:
           ValueError: If the data cannot be read, or do not fit the model.
@@ -66,11 +68,11 @@ class ClickModels(Models):
 
         if not path.is_dir():
             if split is not None:
-                raise ValueError(f"{path} is not a store, so it has no splits; leave out --split")
+                raise ValueError(f"{path} is a file, which has no splits; leave out --split")
             return format_of(self.schema, self.hash_seed).read(path, labelled=labelled)
         store = Store.open(path)
         if (mismatch := store.schema_mismatch(self.schema, self.hash_seed)) is not None:
-            raise ValueError(f"{path} {mismatch}: the model does not fit it")
+            raise ValueError(f"{path} {mismatch}, so the model cannot read it")
         splits = list(store.splits) if split is None else [split]
         for name in splits:
             store.rows(name)  # there is such a split
@@ -82,13 +84,17 @@ class ClickModels(Models):
         )
 
     def keys(self, path: Path, column: str) -> Iterator[str]:
-        """Returns a column of a table as text, see `Task.keys`.
+        """Yields a column of a table as texts, see `Task.keys`.
+
+        Args:
+          path: CSV, TSV or Parquet file.
+          column: Name of any column of the file.
 
         Raises:
           ValueError: If the rows are not in a table's file, or it has no such column.
         """
         if path.is_dir() or not self.schema.label:
-            raise ValueError(f"{path}: only tables, in CSV, TSV or Parquet files, have keys")
+            raise ValueError(f"{path}: keys need a table in a CSV, TSV or Parquet file")
         from experiments.tasks.clicks.formats import table_format
 
         return table_format(self.schema).texts(path, column)
@@ -106,7 +112,11 @@ class ClickModels(Models):
         return format_of(self.schema, self.hash_seed).encode(rows)
 
     def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
-        """Returns the metrics on labelled rows, read once, block by block.
+        """Computes the target's metrics on labelled rows.
+
+        Args:
+          params: Parameters of the model.
+          blocks: Blocks of labelled rows, read once.
 
         Raises:
           ValueError: If there are no rows.
@@ -115,7 +125,12 @@ class ClickModels(Models):
         return self.schema.target.metrics(scores.logits, scores.labels)
 
     def score(self, params: PyTree, blocks: Iterable[PyTree], by: str | None = None) -> Scores:
-        """Returns the logits of labelled rows, and hashed values of column `by`.
+        """Computes the logits of labelled rows.
+
+        Args:
+          params: Parameters of the model.
+          blocks: Blocks of labelled rows, read once.
+          by: Categorical column whose hashed values are also returned.
 
         Raises:
           ValueError: If there is no such categorical column.
@@ -125,7 +140,7 @@ class ClickModels(Models):
         names = list(self.schema.categories)
         if by is not None and by not in names:
             raise ValueError(
-                f"there is no categorical column {by!a:.60}; there are {', '.join(names) or 'none'}"
+                f"{by!a:.60} is no categorical column; these are: {', '.join(names) or 'none'}"
             )
         return score(self.functions.logit, params, blocks, None if by is None else names.index(by))
 
@@ -134,7 +149,7 @@ class ClickModels(Models):
         return recommended(request, self.sizes, max(self.schema.buckets, default=0))
 
     def generated(self, count: int) -> PyTree:
-        """Returns `count` synthetic probe rows; a fifth of their numbers are missing."""
+        """Returns `count` synthetic rows, a fifth of the numbers missing."""
         schema, rng = self.schema, np.random.default_rng(0)
         shape = count, len(schema.integers)
         missing = rng.random(shape) < 0.2
@@ -163,6 +178,10 @@ class ClickModels(Models):
     @staticmethod
     def described(description: Mapping[str, Any], where: str = "task") -> ClickModels:
         """Returns the models of a described task, without its rows.
+
+        Args:
+          description: Description of the task, as `describe` returns it.
+          where: Location of the description, for messages.
 
         Raises:
           ValueError: If `description` is invalid; the message begins with `where`.
@@ -205,16 +224,16 @@ class Clicks(ClickModels):
             self.schema.target.robust(self.huber)
 
     def settle(self, request: RecommendationRequest) -> tuple[Clicks, dict[str, str]]:
-        """Returns the task with a model, and the reason, see `preset_for`."""
+        """Chooses the model preset, and states the reason."""
         if self.model is not None:
             return self, {}
         rows, epsilon = request.num_examples, epsilon_of(request)
         model, about = preset_for(rows, epsilon, network=self._network), f"{rows:,} rows train"
         if request.noise_multiplier is not None:
-            about += "; with --noise-multiplier the rule assumes epsilon 1, at any noise"
+            about += "; with --noise-multiplier the choice assumes epsilon 1"
         elif math.isfinite(epsilon):
             about += f" at an epsilon of about {epsilon:.3g}"
-        why = "sizes of a network are given" if self._network else about
+        why = "options set sizes of a network" if self._network else about
         return dataclasses.replace(self, model=model), {"model": why}
 
     @property
@@ -224,7 +243,7 @@ class Clicks(ClickModels):
 
     @property
     def sizes(self) -> ModelConfig:  # type: ignore[override]
-        """Preset with the given overrides; the number of rows decides without a preset."""
+        """Sizes of the model, by preset and overrides."""
         return self._sized(self.model or preset_for(self.num_examples, network=self._network))
 
     def _sized(self, model: str) -> ModelConfig:
@@ -273,15 +292,17 @@ class Clicks(ClickModels):
         source = self.store.source
         if source.get("format") != "synthetic":
             return super().describe()
-        where = f"{self.data / 'manifest.json'}: source, test_bayes_auc"
-        best = checked(source.get("test_bayes_auc"), float, where)
+        location = f"{self.data / 'manifest.json'}: source, test_bayes_auc"
+        best = checked(source.get("test_bayes_auc"), float, location)
         return {**super().describe(), "generated": {"test_auc": best}}
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
-        """Compares every row with the store's checksums, and checks the labels.
+        """Verifies checksums, labels and the run's recorded description.
 
-        Process 0, which evaluates, checks the validation and test rows. The store must fit the
-        description from the run's beginning, `begun`.
+        Process 0, which evaluates, also checks the labels of the validation and test rows.
+
+        Args:
+          begun: Description from the run's beginning, which the store must fit.
 
         Raises:
           ValueError: If a file was changed, the store differs, or validation or test rows have no
@@ -300,8 +321,9 @@ class Clicks(ClickModels):
                 raise ValueError(f"{self.data}: the {split} rows {mismatch}; prepare more rows")
 
     def digest(self) -> str:
-        """Returns the store's digest, which depends on every row and is public.
+        """Returns the store's digest, which depends on every row.
 
-        It hashes the manifest with the checksums of all files, independent of their paths.
+        It hashes the manifest, which holds the checksums of all files, and not their paths. It is
+        public.
         """
         return self.store.digest

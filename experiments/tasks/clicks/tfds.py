@@ -66,8 +66,8 @@ def prepare(
         return format.columns_of(batch, format.label)
 
     with StoreWriter(out, schema, hash_seed=hash_seed) as writer:
-        for part, rows in data_set.parts(decode):
-            writer.append(rows, part)
+        for split, rows in data_set.parts(decode):
+            writer.append(rows, split)
             if progress is not None:
                 progress(writer.num_rows)
         return writer.complete({"format": "tfds", "name": data_set.name})
@@ -76,7 +76,7 @@ def prepare(
 def _schema(
     data_set: DataSet, leave_out: Collection[str], text_buckets: int, labels: tuple[str, ...]
 ) -> tuple[Schema, list[str]]:
-    """Returns the schema, and the features that are numbers of classes."""
+    """Returns the schema, and the features that are class labels."""
     import tensorflow_datasets as tfds
 
     numbers, buckets, unsupported, classes = [], {}, [], []
@@ -98,7 +98,7 @@ def _schema(
     if unsupported:
         raise SourceError(
             f"{data_set.name} has features that are not single numbers, classes or texts: "
-            f"{', '.join(unsupported)}; leave them out by name"
+            f"{', '.join(unsupported)}; leave them out by --leave-out"
         )
     schema = Schema(
         name=f"tfds:{data_set.name.partition('/')[0]}",

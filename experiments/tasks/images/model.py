@@ -80,7 +80,7 @@ class Functions(NamedTuple):
 
 @functools.cache
 def functions(sizes: Sizes) -> Functions:
-    """Returns the pure functions of a network, equal for equal sizes.
+    """Returns the network as pure functions, cached by sizes.
 
     With new classes the loss is an episode's, and logits and predictions are embeddings.
     """
@@ -104,9 +104,9 @@ def functions(sizes: Sizes) -> Functions:
         image = episode["image"]
         if jnp.ndim(image) != 5:
             raise ValueError(
-                "a few-shot loss is one of an episode, [classes, images of each]: with new_classes "
-                "draw by sampler:multistage, and clip an episode as one (--clipped-level 0, or 1 "
-                "with --tasks)"
+                "a few-shot loss needs an episode, images [classes, images per class, ...], got "
+                f"{jnp.ndim(image)} axes; with --new-classes use sampler:multistage with "
+                "--clipped-level 0, or 1 with --tasks"
             )
         embed = jax.vmap(jax.vmap(lambda x: network(params, x)))
         return prototypical_loss(embed(image))

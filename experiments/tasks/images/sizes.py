@@ -21,13 +21,15 @@ class Sizes:
 
     def __post_init__(self) -> None:
         if len(self.shape) != 3 or min(self.shape) < 1:
-            raise ValueError(f"images have height, width and channels >= 1, got {self.shape}")
+            raise ValueError(
+                f"an image shape is (height, width, channels), each at least 1, got {self.shape}"
+            )
         if self.classes < 2:
             raise ValueError(f"images need at least two classes, got {self.classes}")
         if min(self.channels, default=1) < 1:
             raise ValueError(f"--channels must each be at least 1, got {self.channels}")
         if self.new_classes and not 2 <= self.new_classes <= self.classes - 2:
             raise ValueError(
-                f"--new-classes must be 0, or leave two of the {self.classes} classes at least and "
-                f"be two, got {self.new_classes}"
+                f"--new-classes must be 0, or between 2 and {self.classes - 2} with "
+                f"{self.classes} classes, got {self.new_classes}"
             )

@@ -12,7 +12,7 @@ from experiments.tasks.splits import (
     SPLITS,
     ColumnError,
     Columns,
-    joined,
+    concatenate,
     random_halves,
     random_split,
     taken,
@@ -29,11 +29,13 @@ class Images(NamedTuple):
     splits: dict[str, Columns]
 
     def rows(self, split: str | None) -> Columns:
-        """Returns the rows of a split, or all; SourceError for an unknown split."""
+        """Returns a split's rows, or all; raises SourceError if unknown."""
         if split is None:
-            return joined(self.splits.values())
+            return concatenate(self.splits.values())
         if split not in self.splits:
-            raise SourceError(f"{self.name} has no split {split!a}: {', '.join(self.splits)}")
+            raise SourceError(
+                f"{self.name} has no split {split!a}; it has {', '.join(self.splits)}"
+            )
         return self.splits[split]
 
     def few_shot(self, new_classes: int) -> Images:
@@ -63,8 +65,8 @@ def digits() -> Images:
         from sklearn.datasets import load_digits
     except ImportError:
         raise SourceError(
-            "the digits come with scikit-learn, which is not installed: pip install scikit-learn, "
-            "or name a data set of TensorFlow Datasets"
+            "the digits need scikit-learn, which is not installed; run pip install scikit-learn, "
+            "or name another data set by --data"
         ) from None
     data = load_digits()
     pixels = np.round(data.images[..., None] * (255 / 16)).astype(np.uint8)
@@ -73,10 +75,10 @@ def digits() -> Images:
 
 
 def prepared(path: Path) -> Images:
-    """Returns a data set of TensorFlow Datasets from its version directory.
+    """Reads a data set of TensorFlow Datasets by its version directory.
 
     Raises:
-      SourceError: If there is none, or its records do not have one image and one class.
+      SourceError: If there is no data set, or its records do not have one image and one class.
     """
     if not path.is_dir():
         raise SourceError(
@@ -101,7 +103,7 @@ def prepared(path: Path) -> Images:
     splits = {split: [empty] for split in SPLITS}
     for target, rows in data_set.parts(decode):
         splits[target].append(rows)
-    columns = {split: joined(parts) for split, parts in splits.items()}
+    columns = {split: concatenate(blocks) for split, blocks in splits.items()}
     return Images(f"tfds:{data_set.name}", shape, classes, columns)
 
 
@@ -112,44 +114,44 @@ def _features(data_set: DataSet) -> tuple[str, tuple[int, ...], int]:
     name, features, label = data_set.name, data_set.features, data_set.label
     classes = getattr(features[label], "num_classes", None)
     if classes is None:
-        raise SourceError(f"{name}, feature {label}: expected the number of a class, no other type")
+        raise SourceError(f"{name}, feature {label}: expected a class label")
     images = [key for key, kind in features.items() if isinstance(kind, tfds.features.Image)]
     if len(images) != 1:
         raise SourceError(
-            f"{name} has {len(images)} features that are images, expected one; it has "
+            f"{name} has {len(images)} image features, expected one; its features are "
             f"{', '.join(features)}"
         )
     kind = features[images[0]]
     if None in kind.shape or kind.np_dtype != np.uint8:
         raise SourceError(
-            f"{name}, feature {images[0]}: images of shape {kind.shape} and type "
-            f"{np.dtype(kind.np_dtype)}, expected one size for all and uint8"
+            f"{name}, feature {images[0]}: found images of shape {kind.shape} and dtype "
+            f"{np.dtype(kind.np_dtype)}, expected one fixed shape and uint8"
         )
     return images[0], kind.shape, classes
 
 
 def stored(path: Path, num_classes: int | None) -> Images:
-    """Returns the images of a NumPy archive, split 80/10/10 by number.
+    """Reads the images of a NumPy archive, split 80/10/10.
 
     Args:
-      path: Archive of "x", uint8[rows, height, width] or with a last axis of channels, and "y",
-        integers [rows].
-      num_classes: Declared number of classes 0, 1, ...; it is never counted in `y`.
+      path: Archive (.npz) of images "x", uint8[rows, height, width] or uint8[rows, height, width,
+        channels], and classes "y", integer[rows].
+      num_classes: Declared number of classes; counting them in "y" would read private labels.
 
     Raises:
       SourceError: If the archive is invalid.
     """
     if num_classes is None:
-        raise SourceError(f"{path}: declare the number of classes of an archive by --num-classes")
+        raise SourceError(f"{path}: an archive needs --num-classes, its number of classes")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise SourceError(f"{path} is no NumPy archive of images x and labels y: {error}") from None
+        raise SourceError(f"{path} is not a NumPy archive with arrays x and y: {error}") from None
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or not x.size:
         raise SourceError(
-            f"{path}, x: expected images, uint8[rows, height, width] or with channels, found "
-            f"{x.dtype}{x.shape}"
+            f"{path}, x: expected uint8[rows, height, width] or uint8[rows, height, width, "
+            f"channels], found {x.dtype}{x.shape}"
         )
     if (
         y.shape != x.shape[:1]
@@ -157,7 +159,7 @@ def stored(path: Path, num_classes: int | None) -> Images:
         or not 0 <= y.min() <= y.max() < num_classes
     ):
         raise SourceError(
-            f"{path}, y: expected the class of each image, whole numbers from 0 to "
+            f"{path}, y: expected one class per image, integers from 0 to "
             f"{num_classes - 1}, found {y.dtype}{y.shape} from {y.min(initial=0)} to "
             f"{y.max(initial=0)}"
         )
@@ -196,7 +198,9 @@ def load(
             )
         trained = {image.tobytes() for image in images.rows(None)["image"]}
         if all(image.tobytes() in trained for image in test_images.rows(None)["image"]):
-            raise SourceError(f"{test}: all of its images are in {images.name} too: name others")
+            raise SourceError(
+                f"{test}: all its images are also in {images.name}; name other test images"
+            )
         images = images._replace(
             splits={"train": images.rows(None), **random_halves(test_images.rows(None), 0)}
         )

@@ -41,6 +41,10 @@ class ImageModels(Models):
 
         A diverged model has NaN.
 
+        Args:
+          params: Parameters of the network.
+          blocks: Blocks of labelled rows.
+
         Raises:
           ValueError: If there are no rows, or too few.
         """
@@ -50,7 +54,12 @@ class ImageModels(Models):
     def read(
         self, path: Path, *, labelled: bool = True, split: str | None = None
     ) -> Iterator[PyTree]:
-        """Returns the images of a data set or a split, block by block.
+        """Yields the images of a data set or split in blocks.
+
+        Args:
+          path: NumPy archive, or version directory of a data set.
+          labelled: True to include the labels.
+          split: Name of the split; by default all rows.
 
         Raises:
           ValueError: If the images cannot be read, or do not fit the network.
@@ -59,8 +68,8 @@ class ImageModels(Models):
         images = sources.load(path, num_classes=sizes.classes)
         if (images.shape, images.classes) != (sizes.shape, sizes.classes):
             raise ValueError(
-                f"{images.name} has images {images.shape} of {images.classes} classes, but the "
-                f"model takes {sizes.shape} of {sizes.classes}"
+                f"{images.name} has images of shape {images.shape} and {images.classes} classes, "
+                f"but the model needs {sizes.shape} and {sizes.classes}"
             )
         if split is not None and sizes.new_classes:
             images = images.few_shot(sizes.new_classes)
@@ -82,6 +91,10 @@ class ImageModels(Models):
     @staticmethod
     def described(description: Mapping[str, Any], where: str = "task") -> ImageModels:
         """Returns the networks of a described task, without its images.
+
+        Args:
+          description: Description of the task, as `describe` returns it.
+          where: Location of the description, for messages.
 
         Raises:
           ValueError: If `description` is invalid; the message begins with `where`.
@@ -118,7 +131,7 @@ class Images(ImageModels):
     def __post_init__(self) -> None:
         if self.tasks < 1 or (self.tasks > 1 and not self.new_classes):
             raise ValueError(
-                f"--tasks must be at least 1, and 1 without --new-classes: {self.tasks}"
+                f"--tasks must be at least 1, or exactly 1 without --new-classes, got {self.tasks}"
             )
 
     @cached_property
@@ -139,7 +152,7 @@ class Images(ImageModels):
         return Sizes(source.shape, source.classes, self.channels, self.new_classes)
 
     def not_covered(self) -> tuple[str, ...]:
-        """Returns the public facts of few-shot training, held in its tree of units."""
+        """Returns facts about the images that the guarantee leaves public."""
         return ("which class an image is of, and how many images a class has",) * bool(
             self.new_classes
         )
@@ -166,9 +179,12 @@ class Images(ImageModels):
         return blocks_of(self.source.rows(split))
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
-        """Raises ValueError if a split is empty, or the images differ from the run's."""
+        """Raises ValueError if a split is empty, or the sizes changed."""
         for split in self.source.splits:
             if not len(self.source.rows(split)["label"]):
                 raise ValueError(f"{self.source.name} has no {split} images")
         if begun is not None and begun.get("sizes") != self.describe()["sizes"]:
-            raise ValueError(f"{self.source.name} has images of another size, or other classes")
+            raise ValueError(
+                f"{self.source.name} has other image shapes or classes than the run; pass the "
+                "run's data"
+            )

@@ -26,13 +26,24 @@ Params = dict[str, Any]
 
 
 def init(num_items: int, rank: int, seed: int = 0) -> Params:
-    """Returns items without bias and with small random factors."""
+    """Returns items without bias and with small random factors.
+
+    >>> {name: x.shape for name, x in init(num_items=3, rank=2).items()}
+    {'bias': (3,), 'factor': (3, 2)}
+
+    Args:
+      num_items: Number of items of the catalogue.
+      rank: Number of factors of an item.
+      seed: Seed of the factors.
+    """
     factors = 0.1 * np.random.default_rng(seed).normal(size=(num_items, rank))
     return {"bias": jnp.zeros(num_items), "factor": jnp.asarray(factors, jnp.float32)}
 
 
 def own_part(items: Params, user: Any) -> jax.Array:
-    """Returns w_u, a user's ridge regression, without derivative: [1 + rank].
+    """Returns w_u, a user's ridge regression, without derivative.
+
+    w_u is float32[1 + rank].
 
     Args:
       items: Parameters of the rated items, [tau, ...] each.
@@ -45,22 +56,32 @@ def own_part(items: Params, user: Any) -> jax.Array:
 
 
 def errors(items: Params, own: jax.Array, user: Any) -> jax.Array:
-    """Returns rating - prediction for one user, 0 for padding: [tau]."""
+    """Returns rating - prediction of one user; 0 for padding.
+
+    Args:
+      items: Parameters of the rated items, [tau, ...] each.
+      own: User part w_u, float32[1 + rank].
+      user: "item", "rating" and "weight" of the user's ratings, [tau] each.
+    """
     features, residual = _features(items, user)
     return jnp.where(user["weight"] > 0, residual - features @ own, 0.0)
 
 
 def lookups(row: Any) -> dict[str, Any]:
-    """Returns the items of a row or of a user's rows, by parameter name."""
+    """Returns the item indices to look up, by parameter name.
+
+    >>> lookups({"item": 7})
+    {'bias': 7, 'factor': 7}
+    """
     return {"bias": row["item"], "factor": row["item"]}
 
 
 def loss_of_items(params: Params, items: Params, row: Any) -> jax.Array:
-    """Returns half the squared errors of one clipped unit, several ratings or one.
+    """Returns half the sum of squared errors of one clipped unit.
 
-    A user's part w_u is fitted to the ratings of the unit: it minimises this loss (with the ridge),
-    so that its derivative adds nothing to the items' gradient, and is left out. A single rating has
-    no user part.
+    A unit is several ratings of a user, or one. The user part w_u is fitted to the unit's ratings:
+    it minimises this loss (with the ridge), so its derivative adds nothing to the items' gradient
+    and is omitted. A single rating has no user part.
 
     Args:
       params: Parameters without values, as all are looked up.

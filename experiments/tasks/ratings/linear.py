@@ -1,10 +1,11 @@
 """Linear models of ratings, and a private choice among finitely many of them.
 
-A rating is 3.5 + a + b position + c own: the film's place in the public catalogue, and the mean of
-the same user's other ratings. Amin, Kulesza, Munoz Medina, Vassilvitskii, "Bounding User
-Contributions", ICML 2019: the first tau ratings of each user count, and the exponential mechanism
-draws a model by the sum of its losses on them. See
-docs/explanation/learning-from-a-finite-class.md.
+A rating is 3.5 + a + b position + c own, with position the logarithm of the film's place in the
+public catalogue, and own the mean of the same user's other ratings, less 3.5. The first tau ratings
+of each user count, and the exponential mechanism draws a model by the sum of its losses on them.
+See docs/explanation/learning-from-a-finite-class.md.
+
+Source: Amin, Kulesza, Munoz Medina, Vassilvitskii, "Bounding User Contributions", ICML 2019.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ SHRINKAGE = 5.0
 
 
 class LinearRatings:
-    """Ratings that train a linear model, and others that test it.
+    """Training and test ratings of a linear model.
 
     Args:
       table: Ratings.
-      is_test: Mask of the test ratings, bool[rows]; by default none. They do not enter features.
+      is_test: Mask of the test ratings, bool[rows]; by default none. Test ratings enter no feature.
     """
 
     keep: Literal["first"] = "first"
@@ -69,7 +70,7 @@ class LinearRatings:
         x = np.stack([np.ones_like(others_mean), position[table.item], others_mean], axis=1)
         self.start, self.train = jnp.zeros(3), table.where(~is_test)
         if not self.train.user.size:
-            raise ValueError("no rating is left to train on; give more ratings")
+            raise ValueError("there are no training ratings; give more ratings")
         self.columns = {"x": x[~is_test].astype(np.float32), "rating": self.train.rating}
         self._x, self._rating = x[~is_test], rating[~is_test]
         self._test = x[is_test], rating[is_test]
@@ -79,23 +80,34 @@ class LinearRatings:
 
     @staticmethod
     def loss_fn(params: jax.Array, user: Any) -> jax.Array:
-        """Returns half the squared errors of one user's ratings, for DP-SGD."""
+        """Returns half the sum of squared errors of one user.
+
+        Args:
+          params: Coefficients a, b and c, [3].
+          user: "x" [ratings, 3], "rating" and "weight" [ratings]; weight 0 is padding.
+        """
         errors = user["rating"] - MIDDLE - user["x"] @ params
         return 0.5 * jnp.sum(jnp.where(user["weight"] > 0, jnp.square(errors), 0.0))
 
     @staticmethod
     def clip(cap: int) -> float:
-        """Returns the clip norm tau / 2, the best of tau / 2, tau, 2 tau on MovieLens 100K."""
+        """Returns the clip norm tau / 2.
+
+        It was the best of tau / 2, tau and 2 tau on MovieLens 100K.
+
+        >>> LinearRatings.clip(4)
+        2.0
+        """
         return 0.5 * cap
 
     @cached_property
     def sums(self) -> np.ndarray:
-        """Sum of each model's losses over users' first tau ratings, [models, tau - 1]."""
+        """Sums of losses on users' first tau ratings, [models, tau - 1]."""
         return np.cumsum([np.bincount(self._place, loss) for loss in self._losses()], axis=1)
 
     @cached_property
     def user_losses(self) -> np.ndarray:
-        """Mean loss of each model on all ratings of each user, [models, users]. NOT PRIVATE."""
+        """Mean losses of models on each user, [models, users]. NOT PRIVATE."""
         sums = np.array([np.bincount(self._user, loss) for loss in self._losses()])
         return sums / np.bincount(self._user) / UNITS
 
@@ -130,7 +142,12 @@ class LinearRatings:
         return CLASS[index]
 
     def law(self, cap: int, epsilon: float) -> np.ndarray:
-        """Returns the probabilities of `choose`, in floating point. NOT PRIVATE."""
+        """Returns the probabilities of `choose`, in floating point. NOT PRIVATE.
+
+        Args:
+          cap: Number tau >= 1 of ratings that count for each user.
+          epsilon: Privacy cost of a draw.
+        """
         sums = self._capped_sums(cap)
         weights = np.exp(-epsilon / (cap * UNITS) * (sums - sums.min()))
         return weights / weights.sum()
@@ -140,7 +157,7 @@ class LinearRatings:
 
     @cached_property
     def excess(self) -> np.ndarray:
-        """Mean loss of each model on all ratings, above the least. NOT PRIVATE."""
+        """Mean losses of models above the least, [models]. NOT PRIVATE."""
         totals = self.sums[:, -1]
         return (totals - totals.min()) / (self._user.size * UNITS)
 

@@ -46,15 +46,24 @@ class Ratings(NamedTuple):
 
 
 def load(path: Path | None, seed: int = 0) -> Ratings:
-    """Returns the ratings of a file, or by default a synthetic population."""
+    """Returns the ratings of a file, or synthetic ratings.
+
+    Args:
+      path: `u.data` of MovieLens 100K; None for synthetic ratings.
+      seed: Seed of the synthetic ratings.
+    """
     return synthetic(seed) if path is None else read(path)
 
 
 def read(path: Path, *, labelled: bool = True) -> Ratings:
-    """Reads `u.data` of MovieLens 100K: user, item, rating, time by tabs.
+    """Reads `u.data` of MovieLens 100K.
 
-    The file may be gzipped, and its ratings empty unless `labelled`. Source: Harper, Konstan, "The
+    Its lines are user, item, rating and time, separated by tabs. Source: Harper, Konstan, "The
     MovieLens Datasets: History and Context", ACM TiiS 5(4), 2015.
+
+    Args:
+      path: File, gzipped if its name ends in .gz.
+      labelled: True if every line must have its rating.
 
     Raises:
       ValueError: If a line is invalid; the message names file, line and field.
@@ -78,7 +87,7 @@ def _parse(line: str, where: str, labelled: bool) -> list[int]:
     fields = line.split("\t")
     if len(fields) != len(_FIELDS):
         raise ValueError(
-            f"{where}: {len(fields)} fields, expected {', '.join(_FIELDS)} with tabs between"
+            f"{where}: found {len(fields)} fields, expected {', '.join(_FIELDS)}, separated by tabs"
         )
     values = []
     for (name, (low, high)), field in zip(_FIELDS.items(), fields, strict=True):
@@ -88,14 +97,18 @@ def _parse(line: str, where: str, labelled: bool) -> list[int]:
         try:
             values.append(value := int(field))
         except ValueError:
-            raise ValueError(f"{where}, {name}: {field.strip()!r} is no integer") from None
+            raise ValueError(f"{where}, {name}: {field.strip()!r} is not an integer") from None
         if not low <= value <= high:
             raise ValueError(f"{where}, {name}: {value} is not in [{low}, {high}]")
     return values
 
 
 def of_split(table: Ratings, split: str | None) -> Ratings:
-    """Returns the ratings of a split's users, or of all users.
+    """Returns the ratings of a split's users, or all ratings.
+
+    Args:
+      table: Ratings.
+      split: Name of the split; None for all users.
 
     Raises:
       ValueError: If the split is unknown.
@@ -104,20 +117,20 @@ def of_split(table: Ratings, split: str | None) -> Ratings:
         return table
     masks = random_masks(table.user)
     if split not in masks:
-        raise ValueError(f"users have no split {split!a}: there are {', '.join(masks)}")
+        raise ValueError(f"the ratings have no split {split!a}; they have {', '.join(masks)}")
     return table.where(masks[split])
 
 
 def with_others(
     table: Ratings, at_once: int = 1024, asked: np.ndarray | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yields rows, each with the other ratings of the same user.
+    """Yields ratings, each with the same user's other ratings.
 
     Args:
       table: Ratings.
-      at_once: Most rows at a time.
-      asked: Mask of the rows to yield, bool[rows], whose ratings are then hidden from others; by
-        default all rows.
+      at_once: Largest number of rows of a block.
+      asked: Mask of the rows to yield, bool[rows], whose ratings are then hidden from each other;
+        by default all rows.
 
     Yields:
       "item", int32[rows], "rating", float32[rows], and, as "known", item, rating and weight of the
@@ -147,12 +160,21 @@ def with_others(
 
 
 def synthetic(seed: int = 0, num_users: int = 4000, num_items: int = 200) -> Ratings:
-    """Draws ratings by users of Zipf activity with two kinds of taste.
+    """Draws ratings of users whose activity follows Zipf's law.
 
     The j-th most active user rates sqrt(20/j) of the catalogue, at least 20 items. A rating is 3.5
     + bias of the item + bias of the user + taste . character + noise, rounded into [1, 5]. The
     sizes let episodes learn under noise: with 1,000 users, or on MovieLens 100K, models of single
     ratings did better than episodes at equal noise.
+
+    >>> ratings = synthetic(num_users=3, num_items=30)
+    >>> ratings.num_items, int(ratings.rating.min()) >= 1, int(ratings.rating.max()) <= 5
+    (30, True, True)
+
+    Args:
+      seed: Seed of the draw.
+      num_users: Number of users.
+      num_items: Number of items.
     """
     rng = np.random.default_rng(seed)
     activity = np.sqrt(20 / np.arange(1, num_users + 1))

@@ -1,4 +1,4 @@
-"""Test error of rating models, private for whole users, over the cap on ratings."""
+"""Test errors of user-private rating models at several caps on ratings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ class FactorizedRatings:
 
     @staticmethod
     def clip(cap: int) -> float:
-        """Returns the clip norm 0.7 sqrt(tau): a user's tau gradients are orthogonal."""
+        """Returns the clip norm 0.7 sqrt(tau); tau gradients are orthogonal.
+
+        >>> round(FactorizedRatings.clip(4), 3)
+        1.4
+        """
         return 0.7 * math.sqrt(cap)
 
     def error(self, params: Any) -> float:
@@ -77,9 +81,11 @@ class Study:
         self._algorithm = dpsgd(model.loss_fn, optax.adam(LEARNING_RATE))
 
     def calibrated(self, target: float, spent: float = 0.0) -> tuple[float, Bound]:
-        """Returns sigma and epsilon of a run that costs `target` in all.
+        """Returns sigma and epsilon of a run with a total budget.
 
-        The run follows a pure release of cost `spent`.
+        Args:
+          target: Epsilon of the run and of the earlier release together.
+          spent: Epsilon of a pure release before the run.
         """
 
         def privacy(sigma: float) -> WithPureReleaseProfile:
@@ -95,9 +101,12 @@ class Study:
         )
 
     def test_error(self, noise_multiplier: float, cap: int, seed: int) -> float:
-        """Returns the test RMSE of one run at a cap of `caps`.
+        """Returns the test RMSE of one run.
 
-        A noise multiplier of 0 is a run with clipping and without noise; a seed repeats a run.
+        Args:
+          noise_multiplier: Noise multiplier; 0 for a run with clipping and without noise.
+          cap: Largest number of ratings of a user, one of `caps`.
+          seed: Seed of the run; equal seeds give equal runs.
         """
         table, keep = self.model.train, self.model.keep
         order = np.stack([table.time, table.item], axis=1)
@@ -118,6 +127,9 @@ class Study:
 
 
 def split(table: Ratings) -> np.ndarray:
-    """Returns the mask of test ratings, of users with others: bool[rows]."""
+    """Draws the mask of test ratings, bool[rows].
+
+    Only users who also keep training ratings have test ratings.
+    """
     is_test = np.random.default_rng(0).random(table.user.size) < TEST_SHARE
     return is_test & np.isin(table.user, table.user[~is_test])

@@ -42,7 +42,7 @@ class RatingModels(Models):
 
     @property
     def functions(self) -> Any:
-        """Pure functions of the factorization; predictions are ratings from 1 to 5."""
+        """Pure functions of the model; it predicts ratings in [1, 5]."""
         from experiments.tasks.ratings import factorization
 
         return factorization
@@ -50,10 +50,14 @@ class RatingModels(Models):
     def read(
         self, path: Path, *, labelled: bool = True, split: str | None = None
     ) -> Iterator[PyTree]:
-        """Returns the ratings of a file, each with the same user's others.
+        """Yields the ratings of a file, with the user's others.
 
-        The others determine the user's part; a rating never enters its own prediction. Without
-        `labelled` a line may lack its rating, and is then hidden from the others.
+        The other ratings determine the user's part; a rating never enters its own prediction.
+
+        Args:
+          path: `u.data` of MovieLens 100K, gzipped or not.
+          labelled: True if every line must have its rating; a missing one enters no prediction.
+          split: Name of the split of users; by default all users.
 
         Raises:
           ValueError: If the file cannot be read, or its items are not in the model's catalogue.
@@ -61,13 +65,17 @@ class RatingModels(Models):
         table = ratings.read(path, labelled=labelled)
         if table.num_items != self.num_items:
             raise ValueError(
-                f"{path} is of a catalogue of {table.num_items:,} items: the model is of one of "
+                f"{path} has a catalogue of {table.num_items:,} items, but the model has "
                 f"{self.num_items:,}"
             )
         return ratings.with_others(ratings.of_split(table, split))
 
     def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
         """Returns RMSE and mean absolute error; NaN after divergence.
+
+        Args:
+          params: Parameters of the items.
+          blocks: Blocks of `with_others`.
 
         Raises:
           ValueError: If there are no rows.
@@ -86,12 +94,16 @@ class RatingModels(Models):
     def described(description: Mapping[str, Any], where: str = "task") -> RatingModels:
         """Returns the models of a described task, without its ratings.
 
+        Args:
+          description: Description of the task, as `describe` returns it.
+          where: Location of the description, for messages.
+
         Raises:
           ValueError: If `description` is invalid; the message begins with `where`.
         """
         names = "num_items", "rank"
-        found = [checked(description.get(name), int, f"{where}, {name}") for name in names]
-        return RatingModels(*found)
+        sizes = [checked(description.get(name), int, f"{where}, {name}") for name in names]
+        return RatingModels(*sizes)
 
 
 @dataclass(frozen=True)
@@ -128,10 +140,10 @@ class Ratings(RatingModels):
         return self.table.num_items
 
     def recommend(self, request: RecommendationRequest) -> Settings:
-        """Returns the settings of a run; for rows of users, MovieLens 100K's.
+        """Returns the settings of a run.
 
-        24 settings were measured there at epsilon 3 and at 1, by the error on validation users: see
-        results/evidence.md in docs/explanation.
+        Rows of users get the settings that were best on MovieLens 100K, see
+        docs/explanation/results/evidence.md; rows of ratings get the generic ones.
         """
         if self.rows == "ratings":
             return generic(request)
@@ -146,7 +158,7 @@ class Ratings(RatingModels):
         return Settings(batch_size, epochs, float(f"{norm:.2g}"), float(f"{rate:.2g}"))
 
     def columns(self) -> UnitData:
-        """Returns the training users' kept ratings, one user or rating per row.
+        """Returns the training ratings, one user or rating per row.
 
         The split and the kept ratings of a user depend on that user's ratings alone, so that data
         that differ in one user's ratings differ nowhere else.
@@ -180,23 +192,25 @@ class Ratings(RatingModels):
         return {"item": item * present, "rating": rating * weight, "weight": weight}
 
     def held_out(self, split: str) -> Iterator[PyTree]:
-        """Returns the ratings of a split's users, who took no part in training.
+        """Yields the ratings of users who took no part in training.
 
         Errors on other ratings of training users would reveal something about protected users.
         """
         return ratings.with_others(ratings.of_split(self.table, split))
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
-        """Raises ValueError if a split has no user, or the catalogue differs from the run's."""
+        """Raises ValueError if a split is empty, or the catalogue changed."""
         name = self.data or "the generated population"
         for split in ("train", "validation", "test"):
             if not np.unique(ratings.of_split(self.table, split).user).size:
-                raise ValueError(f"{name} has too few users, none for {split}; give more")
+                raise ValueError(f"{name} has no users in the {split} split; give more users")
         if begun is not None and begun.get("num_items") != self.num_items:
-            raise ValueError(f"{name} is of a catalogue of {self.num_items:,} items")
+            raise ValueError(
+                f"{name} has a catalogue of {self.num_items:,} items, other than the run"
+            )
 
     def describe(self) -> dict[str, Any]:
-        """Returns the public description: the catalogue, and the choice of ratings."""
+        """Returns the public description: catalogue, rank and kept ratings."""
         return {
             "num_items": self.num_items,
             "rank": self.rank,

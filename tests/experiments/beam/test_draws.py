@@ -121,7 +121,7 @@ def test_a_file_that_was_not_written_is_named(tmp_path):
             super().__call__(work)
             (work.path / "00000002.batches.sha256").unlink()
 
-    with pytest.raises(ValueError, match=r"00000002.batches was not written"):
+    with pytest.raises(ValueError, match=r"without writing 00000002.batches"):
         drawn(tmp_path / "many", draw_of(CASES[0][0]), drawn_by(Losing(), columns))
 
 

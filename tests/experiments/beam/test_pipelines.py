@@ -54,9 +54,7 @@ def test_what_a_runner_repeats_is_neither_lost_nor_doubled(raw_files, local, tmp
     assert contents(tmp_path / "s") == contents(local)
 
 
-def test_a_worker_that_raises_everywhere_ends_the_command_in_one_line(
-    raw_files, tmp_path, monkeypatch
-):
+def test_a_failing_worker_ends_the_command_in_one_line(raw_files, tmp_path, monkeypatch):
     def raising(self, *_):
         raise RuntimeError("no way")
 
@@ -83,7 +81,7 @@ def test_bad_lines_come_out_of_a_pipeline_by_name(tmp_path):
     [
         (["--runner", "NoRunner"], "Unexpected pipeline runner: NoRunner"),
         (["--beam-options", "no_option=1"], "--beam-options: Beam has no option no_option=1"),
-        (["--beam-options", "--x"], "is no NAME=VALUE"),
+        (["--beam-options", "--x"], "expected NAME=VALUE"),
     ],
 )
 def test_options_that_beam_does_not_know_are_one_line(raw_files, tmp_path, capsys, words, line):

@@ -41,7 +41,7 @@ def test_the_store_is_bit_for_bit_that_of_one_process(one_process, tmp_path, ran
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_gzip_files_and_files_without_a_last_line_end_are_read_alike(one_process, tmp_path):
+def test_gzip_files_and_unterminated_files_are_read_alike(one_process, tmp_path):
     name, files, local = one_process
     changed = [tmp_path / file.name for file in files]
     members = files[0].read_bytes().partition(b"\n")
@@ -106,7 +106,7 @@ def test_a_runner_that_loses_a_range_is_refused(one_process, tmp_path):
         def every(self, function, tasks):
             return super().every(function, tasks[1:])
 
-    with pytest.raises(StoreError, match="00000-0000000 was not written"):
+    with pytest.raises(StoreError, match="without writing 00000-0000000"):
         prepare(files, tmp_path / "store", FORMATS[name], Losing(), range_bytes=20_000)
     assert not list(tmp_path.iterdir())
 
@@ -150,7 +150,7 @@ def test_first_bad_line_of_each_file_is_named(one_process, tmp_path, range_bytes
     assert sorted(tmp_path.iterdir()) == sorted(copies)
 
 
-def test_what_is_wrong_with_a_whole_file_is_named_beside_the_others(one_process, tmp_path):
+def test_faults_of_whole_files_are_named_beside_line_faults(one_process, tmp_path):
     name, files, _ = one_process
     empty, cut, bad = tmp_path / "empty.txt", tmp_path / "cut.gz", tmp_path / "bad.txt"
     empty.write_bytes(b"\n\n")
@@ -161,7 +161,7 @@ def test_what_is_wrong_with_a_whole_file_is_named_beside_the_others(one_process,
     with pytest.raises(FaultyFiles) as found:
         prepare([cut, bad], tmp_path / "s", FORMATS[name], Workers(), range_bytes=1)
     problems = [str(fault).removeprefix(f"{tmp_path}/") for fault in found.value.faults]
-    assert problems[0].startswith("cut.gz: the gzip stream is truncated")
+    assert problems[0].startswith("cut.gz: the gzip file is incomplete")
     assert problems[1].startswith("bad.txt, line 1: found 1 column")
     assert len(problems) == 2
 
@@ -186,7 +186,7 @@ def test_a_piece_that_is_damaged_is_no_part_of_a_store(one_process, tmp_path):
                 file.write_bytes(file.read_bytes()[:-1])
             return done
 
-    with pytest.raises(StoreError, match="has the wrong size"):
+    with pytest.raises(StoreError, match=r"has [\d,]+ bytes, expected"):
         prepare(files, tmp_path / "store", FORMATS[name], Cutting())
     assert not list(tmp_path.iterdir())
 

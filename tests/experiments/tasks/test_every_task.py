@@ -95,7 +95,7 @@ def test_one_changed_row_changes_no_shape_count_or_program(name, tmp_path):
     assert not all(np.array_equal(one, other) for one, other in zip(*values, strict=True))
 
 
-def test_every_built_in_task_has_a_case_and_all_methods_and_is_found_by_whoever_loads_its_models():
+def test_every_built_in_task_has_a_case_and_all_methods():
     assert CASES.keys() == TASKS.keys()
     assert NEIGHBOURS.keys() >= TASKS.keys()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -131,7 +131,7 @@ SETTINGS += [("ratings", {"rows": "ratings"}), ("images", {"new_classes": 3, "ch
 
 
 @pytest.mark.parametrize(("name", "settings"), SETTINGS)
-def test_a_description_makes_the_models_again_and_equal_tasks_share_them(name, settings, tmp_path):
+def test_a_description_rebuilds_models_shared_by_equal_tasks(name, settings, tmp_path):
     write, _ = CASES[name]
     data = {"data": str(write(tmp_path))} if write else {}
     record = {"name": TASKS[name], "settings": settings | data}

@@ -38,9 +38,13 @@ class Log:
 
 
 def token(rank: np.ndarray, feature: int) -> np.ndarray:
-    """Returns the uint32 that stands for each rank; distinct ranks get distinct ones.
+    """Maps ranks to distinct uint32 tokens.
 
-    Multiplying by an odd number and xoring with a shifted self are bijections modulo 2^32.
+    Multiplying by an odd number, and xoring x with a shift of x, are bijections modulo 2^32.
+
+    Args:
+        rank: Popularity ranks, int[...].
+        feature: Index of the column; each column has its own tokens.
     """
     x = rank.astype(np.uint32) + np.uint32((feature + 1) * 0x9E3779B9 & 0xFFFFFFFF)
     x ^= x >> np.uint32(16)
@@ -52,7 +56,15 @@ def token(rank: np.ndarray, feature: int) -> np.ndarray:
 
 
 def hexadecimal(words: np.ndarray, case: str) -> list[str]:
-    """Returns words (uint32[rows, words]) in eight digits each, in `case` "x" or "X"."""
+    """Spells words as texts of eight hexadecimal digits each.
+
+    >>> hexadecimal(np.array([[1, 255]], np.uint32), "x")
+    ['00000001000000ff']
+
+    Args:
+        words: Words, uint32[rows, words].
+        case: "x" for lower case, "X" for upper case.
+    """
     digits = words.astype(">u4").tobytes().hex()
     width = 8 * words.shape[1]
     digits = digits.upper() if case == "X" else digits
@@ -62,7 +74,7 @@ def hexadecimal(words: np.ndarray, case: str) -> list[str]:
 def _spelled(
     rank: np.ndarray, feature: int, spell: Callable[[np.ndarray, int], list[str]]
 ) -> pa.DictionaryArray:
-    """Returns ranks as texts, each distinct one spelled once; rank 0 is null."""
+    """Returns ranks as texts, each distinct rank spelled once; rank 0 is null."""
     ranks = pa.array(rank, mask=rank == 0).dictionary_encode()
     texts = spell(np.asarray(ranks.dictionary), feature)
     return pa.DictionaryArray.from_arrays(ranks.indices, pa.array(texts, pa.string()))

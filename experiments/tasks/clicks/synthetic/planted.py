@@ -28,7 +28,7 @@ import numpy as np
 from experiments.tasks.clicks.schema import MISSING, log_transform
 
 CHUNK = 1 << 16
-"""Rows that share one random stream."""
+"""Rows of a chunk, which share one random stream."""
 PROBABILITIES = 1 << 16
 """Probabilities are whole multiples of one over this."""
 
@@ -93,7 +93,7 @@ class Chunk(NamedTuple):
 
 
 def generate(population: Population, seed: int, chunk: int, rows: int = CHUNK) -> Chunk:
-    """Returns the first rows of one chunk, a pure function of the arguments.
+    """Returns the first rows of one chunk, deterministically.
 
     Args:
         population: Description of the rows.
@@ -118,7 +118,7 @@ def generate(population: Population, seed: int, chunk: int, rows: int = CHUNK) -
 
 def _check(value: int) -> int:
     if value < 0:
-        raise ValueError(f"seeds and chunk numbers must be at least 0, not {value}")
+        raise ValueError(f"seeds and chunk numbers must be at least 0, got {value}")
     return value
 
 
@@ -135,7 +135,7 @@ def _features(population: Population, rng: np.random.Generator) -> Chunk:
     latents = rng.random((2, n))
 
     def uniform(column: int) -> np.ndarray:
-        """Returns uniforms that depend on one of the two latents, more in some columns.
+        """Returns uniform numbers that depend on one latent.
 
         The shifts, multiples of the golden ratio, keep the columns' popular values apart.
         """
@@ -192,19 +192,19 @@ class _PlantedModel:
     intercept: float = 0.0
 
     def parts(self, chunk: Chunk) -> np.ndarray:
-        """Returns the score due to values, integers and pairs, float32[3, rows]."""
+        """Returns scores of values, integers and pairs, float32[3, rows]."""
         names = list(self.population.categories)
-        parts = np.zeros((3, chunk.ranks.shape[1]), dtype=np.float32)
+        scores = np.zeros((3, chunk.ranks.shape[1]), dtype=np.float32)
         for effect, rank in zip(self.values, chunk.ranks, strict=True):
-            parts[0] += effect[np.minimum(rank, _RANKS_WITH_EFFECT - 1)]
+            scores[0] += effect[np.minimum(rank, _RANKS_WITH_EFFECT - 1)]
         for j in range(len(chunk.integers)):
             effect = self.slopes[j] * log_transform(chunk.integers[j])
-            parts[1] += np.where(chunk.integers_missing[j], self.absent[j], effect)
+            scores[1] += np.where(chunk.integers_missing[j], self.absent[j], effect)
         for effect, (a, b) in zip(self.pairs, self.population.pairs, strict=True):
             first, second = chunk.ranks[names.index(a)], chunk.ranks[names.index(b)]
             last = _PAIR_VALUES - 1
-            parts[2] += effect[np.minimum(first, last), np.minimum(second, last)]
-        return parts
+            scores[2] += effect[np.minimum(first, last), np.minimum(second, last)]
+        return scores
 
     def score(self, chunk: Chunk) -> np.ndarray:
         """Returns the score, float32[rows]."""
@@ -234,8 +234,8 @@ def _planted_model(population: Population, seed: int) -> _PlantedModel:
         pairs=rng.normal(size=(len(population.pairs), *[_PAIR_VALUES] * 2)).astype(np.float32),
     )
     values_by, integers_by, pairs_by = (
-        np.sqrt(share) / part.std() if share else 0.0
-        for share, part in zip(population.shares, raw.parts(pilot), strict=True)
+        np.sqrt(share) / score.std() if share else 0.0
+        for share, score in zip(population.shares, raw.parts(pilot), strict=True)
     )
     model = replace(
         raw,

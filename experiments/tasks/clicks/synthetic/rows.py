@@ -34,7 +34,7 @@ class SyntheticSummary:
     bayes_auc: float
     """AUC of the planted probabilities against the labels, on all rows; NaN with one class."""
     test_bayes_auc: float
-    """The same on the rows of the test split."""
+    """AUC of the planted probabilities on the rows of the test split."""
 
 
 LOGS: dict[str, Log] = {log.format.schema.name: log for log in (DISPLAY, SEARCH)}
@@ -118,11 +118,11 @@ def write_store(
 
 
 class _Count:
-    """Generated chunks, and counts of their labels and probabilities, also of the test rows."""
+    """Generates chunks, and counts labels and probabilities of all rows and of test rows."""
 
     def __init__(self, log: Log, num_rows: int, seed: int) -> None:
         if num_rows < 1:
-            raise ValueError(f"the number of rows must be at least 1, not {num_rows}")
+            raise ValueError(f"the number of rows must be at least 1, got {num_rows}")
         self._log, self._num_rows, self._seed, self.rows = log, num_rows, seed, 0
         self._all, self._test = np.zeros((2, 2, PROBABILITIES), dtype=np.int64)
 
@@ -132,12 +132,12 @@ class _Count:
         for number in range(-(-self._num_rows // CHUNK)):
             rows = min(CHUNK, self._num_rows - self.rows)
             chunk = generate(self._log.population, self._seed, number, rows)
-            drawn = {"label": chunk.label, "probability": chunk.probability}
+            outcomes = {"label": chunk.label, "probability": chunk.probability}
             if self._log.format.split.order == "random":
-                test = random_split(drawn, self.rows)["test"]
+                test = random_split(outcomes, self.rows)["test"]
             else:
-                test = taken(drawn, slice(max(test_begins - self.rows, 0), None))
-            self._all += _histogram(**drawn)
+                test = taken(outcomes, slice(max(test_begins - self.rows, 0), None))
+            self._all += _histogram(**outcomes)
             self._test += _histogram(**test)
             self.rows += rows
             yield chunk

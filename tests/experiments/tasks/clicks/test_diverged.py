@@ -24,7 +24,7 @@ def diverged(store):
     return out
 
 
-def test_a_diverged_run_is_finished_and_its_metrics_are_undefined(diverged):
+def test_a_diverged_run_finishes_with_undefined_metrics(diverged):
     record = json.loads((diverged / "report.json").read_text())
     for split in ("validation", "test"):
         for metric in ("auc", "log_loss", "normalised_entropy", "predicted_over_observed"):

@@ -89,7 +89,7 @@ def in_one_line(capsys, *argv) -> str:
 # --- As a library --------------------------------------------------------------------------------
 
 
-def test_a_loaded_model_says_of_raw_rows_what_the_trained_one_says(home, table, expected):
+def test_a_loaded_model_predicts_raw_rows_like_the_trained_one(home, table, expected):
     model = load_exported(home / "model")
     predicted = model.predict(table)
     assert predicted.shape == (ROWS,)
@@ -103,9 +103,11 @@ def test_a_loaded_model_says_of_raw_rows_what_the_trained_one_says(home, table, 
 def test_rows_that_are_not_columns_are_refused_by_what_they_are(home, table):
     model = load_exported(home / "model")
     one = {name: values[0] for name, values in table.items()}
-    with pytest.raises(TypeError, match=r"^rows must map the name of each column .* a list$"):
+    with pytest.raises(TypeError, match=r"^rows must map each column name .* got list$"):
         model.task.encode([one])
-    with pytest.raises(TypeError, match=r"^column \w+: values, one a row, are expected, not "):
+    with pytest.raises(
+        TypeError, match=r"^column \w+: expected a list of values, one per row, got "
+    ):
         model.predict(one)
 
 
@@ -188,7 +190,7 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("params", FORGERIES.values(), ids=FORGERIES)
-def test_parameters_from_anybody_are_refused_in_one_line_and_take_no_memory(bundle, params):
+def test_untrusted_parameters_are_refused_without_using_memory(bundle, params):
     forge(bundle, params())
     tracemalloc.start()
     try:
@@ -256,16 +258,14 @@ REFUSED = {  # words after `score` -> what is said of them
         "train.txt",
         "--split",
         "test",
-    ): "is not a store, so it has no splits; leave out --sp",
+    ): "is a file, which has no splits; leave out --sp",
     ("empty", "train.txt"): "neither an exported model nor the directory of a run",
     ("model", "train.txt", "no"): "is not a folder; create it for scores.csv",
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_scores_that_cannot_be_are_refused_in_one_line_and_leave_nothing(
-    home, tmp_path, capsys, words
-):
+def test_impossible_scores_are_refused_and_write_nothing(home, tmp_path, capsys, words):
     (tmp_path / "empty").mkdir()
     for name, line in (("short.txt", "x\ty"), ("word.txt", "1" + "\tq" * 39)):
         (tmp_path / name).write_text((home / "train.txt").read_text() + line + "\n")
@@ -323,7 +323,7 @@ def test_a_split_of_a_store_is_evaluated_alone(home, capsys, model):
     assert int(metrics["num_examples"]) == ROWS
 
 
-def test_what_differs_between_a_store_and_a_model_is_named_most_telling_first(home):
+def test_the_clearest_difference_of_store_and_model_is_named(home):
     store = Store.open(home / "store")
     schema = store.schema
     assert store.schema_mismatch(schema, 5) is None
@@ -340,5 +340,5 @@ def test_what_differs_between_a_store_and_a_model_is_named_most_telling_first(ho
     }.items():
         assert store.schema_mismatch(other, 6) == says
     assert store.schema_mismatch(replace(schema, bounds=()), 5) is None  # the rows are the same
-    with pytest.raises(ValueError, match=r"another hash seed than 6.*: the model does not fit"):
+    with pytest.raises(ValueError, match=r"hash seed \d+, not 6.*, so the model cannot read"):
         ClickModels(ModelConfig(2, 16, (4,)), schema, 6).read(home / "store")

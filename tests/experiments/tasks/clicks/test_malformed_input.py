@@ -178,7 +178,7 @@ def before_training(monkeypatch):
 @pytest.mark.timeout(7_200)
 @many(500)
 @given(how=st.one_of(DAMAGES))
-def test_a_damaged_store_is_refused_by_name_or_trains_on_the_right_rows(
+def test_a_damaged_store_is_refused_or_trains_on_the_right_rows(
     store, folder, before_training, how
 ):
     rows, at = Store.open(store).load("train"), folder()

@@ -17,7 +17,7 @@ SCORED_LABELS = st.lists(
 
 
 @given(SCORED_LABELS)
-def test_auc_is_the_share_of_ordered_pairs_with_ties_counting_half(rows):
+def test_auc_is_the_share_of_ordered_pairs_ties_half(rows):
     logits, labels = (np.array(column) for column in zip(*rows, strict=True))
     pairs = itertools.product(logits[labels == 1], logits[labels == 0])
     wins = [1.0 if p > n else 0.5 if p == n else 0.0 for p, n in pairs]
@@ -29,7 +29,7 @@ def test_auc_is_the_share_of_ordered_pairs_with_ties_counting_half(rows):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_every_metric_of_a_logit_that_is_not_finite_is_undefined_without_a_warning(bad):
+def test_metrics_of_non_finite_logits_are_nan_without_warning(bad):
     logits, labels = np.array([0.5, bad, -0.5, 1e300]), np.array([1, 1, 0, 0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -47,7 +47,7 @@ def test_every_metric_of_finite_logits_is_finite(logits):
     assert np.isfinite(dataclasses.astuple(found)).all()
 
 
-def test_calibration_errors_vanish_for_calibrated_predictions_and_not_for_others():
+def test_calibration_errors_vanish_only_when_calibrated():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=200_000)
     labels = (rng.random(logits.size) < 1 / (1 + np.exp(-logits))).astype(int)
@@ -60,7 +60,7 @@ def test_calibration_errors_vanish_for_calibrated_predictions_and_not_for_others
 
 
 @given(st.floats(0.01, 0.99))
-def test_normalised_entropy_is_one_for_the_base_rate_and_less_for_whoever_knows_more(rate):
+def test_normalised_entropy_is_one_for_the_base_rate(rate):
     labels = np.arange(1000) < 1000 * rate
     logit = np.log(labels.mean() / (1 - labels.mean()))
     constant = metrics.binary_metrics(np.full(1000, logit), labels)
@@ -74,14 +74,14 @@ def test_normalised_entropy_is_one_for_the_base_rate_and_less_for_whoever_knows_
     assert knowing.normalised_entropy < 1.0
 
 
-def test_metrics_of_one_class_are_undefined_and_a_confident_error_is_finite():
+def test_one_class_gives_nan_and_a_confident_error_is_finite():
     one_class = metrics.binary_metrics(np.arange(3.0), np.zeros(3))
     assert np.isnan([one_class.auc, one_class.normalised_entropy]).all()
     assert metrics.log_loss(np.array([800.0]), np.array([0])) == 800.0
 
 
 def test_metrics_refuse_empty_and_unequal_input():
-    with pytest.raises(ValueError, match="equally many"):
+    with pytest.raises(ValueError, match="one label per logit"):
         metrics.binary_metrics(np.zeros(3), np.zeros(2))
-    with pytest.raises(ValueError, match="equally many"):
+    with pytest.raises(ValueError, match="one label per logit"):
         metrics.binary_metrics(np.zeros(0), np.zeros(0))

@@ -82,7 +82,7 @@ def trained(tmp_path_factory):
     return folder, printed.getvalue()
 
 
-def test_the_readmes_commands_prepare_train_with_a_guarantee_evaluate_export_and_score(trained):
+def test_readme_commands_prepare_train_evaluate_export_and_score(trained):
     folder, printed = trained
     assert "left out: note, other\n1,000 rows in store" in printed
     assert "num_examples: 200\n" in printed
@@ -100,11 +100,11 @@ def test_the_readmes_commands_prepare_train_with_a_guarantee_evaluate_export_and
     model = load_exported(folder / "model")
     np.testing.assert_allclose(model.predict(august), scores, rtol=1e-6)
     assert len(set(scores)) > 2
-    with pytest.raises(ValueError, match="the rows have no column age"):
+    with pytest.raises(ValueError, match="rows have no column age; add it"):
         model.predict({"city": ["Uri"], "device": [1]})
 
 
-def test_scores_are_written_beside_a_column_that_tables_alone_have(trained, tmp_path, capsys):
+def test_scores_are_written_beside_a_key_column_of_a_table(trained, tmp_path, capsys):
     folder, _ = trained
     rows, out = [{**row, "note": f"k, {i}"} for i, row in enumerate(clicks(50))], tmp_path / "s.csv"
     ask = ["score", folder / "run", write(tmp_path / "t", rows), "--out", out, "--key"]
@@ -114,7 +114,7 @@ def test_scores_are_written_beside_a_column_that_tables_alone_have(trained, tmp_
     out.unlink()
     for path, key, says in [
         (tmp_path / "t", "no", "has no column no"),
-        (folder / "store", "note", "only tables, in CSV, TSV or Parquet files, have keys"),
+        (folder / "store", "note", "keys need a table in a CSV, TSV or Parquet file"),
     ]:
         assert run("score", folder / "run", path, "--out", out, "--key", key) == 2
         assert says in capsys.readouterr().err
@@ -129,7 +129,7 @@ AGE = ["t.csv", "s", "--label", "y", "--numbers", "age"]
     [
         (["t.csv", "--label", "y", "--numbers", "age"], "dpsgd prepare csv needs FILES"),
         (["t.csv", "t.csv", "--label", "y", "--numbers", "age"], "t.csv is a file; the last path"),
-        (["t.csv", "s", "--label", "y"], "name the columns to learn from"),
+        (["t.csv", "s", "--label", "y"], "no columns to learn from"),
         (["t.csv", "s", "--label", "y", "--numbers", "a"], "t.csv: has no column a; it has y, c"),
         (
             ["t.csv", "s", "--label", "y", "--numbers", "age", "--split", "1", "0", "0"],
@@ -139,14 +139,14 @@ AGE = ["t.csv", "s", "--label", "y", "--numbers", "age"]
         ([*AGE, "--positive", "1"], "--positive and --negative are given together"),
         (
             [*AGE, "--order", "chronological", "--split", "0.98", "0.01", "0.01"],
-            "would have no validation rows, of 30 in all: give more rows",
+            "would have no validation rows of 30; give more rows",
         ),
         ([*AGE, "--bounds", "age=1"], "--bounds: 'age' needs bounds of the form LOW:HIGH"),
         ([*AGE, "--bounds", "age=0:1", "age=0:2"], "age is given twice, with different"),
         ([*AGE, "--bounds", "age"], "age: No such file"),
         ([*AGE, "--bounds", "t.csv"], "t.csv is not TOML"),
         ([*AGE, "--values", "v.toml"], "v.toml: 'city' needs values of the form ["),
-        ([*AGE, "--values", "age=1,2"], "values are for columns of categories, not for age"),
+        ([*AGE, "--values", "age=1,2"], "values: age must be among --categories"),
     ],
 )
 def test_a_command_that_cannot_be_carried_out_is_one_line(

@@ -29,7 +29,7 @@ from experiments.tasks.clicks.formats import (
 )
 from experiments.tasks.clicks.schema import DISPLAY_ADS, SEARCH_OUTCOMES, Schema, sponsored_search
 from experiments.tasks.clicks.store import StoreError
-from experiments.tasks.splits import Split, joined, random_split
+from experiments.tasks.splits import Split, concatenate, random_split
 from tests.experiments.tasks.clicks.slow import (
     FORMATS,
     HEADER,
@@ -97,7 +97,7 @@ def as_parquet(rows, dictionary=False):
 
 
 def read(format, path, **how):
-    return joined(format.read(path, **how))
+    return concatenate(format.read(path, **how))
 
 
 # --- Valid files ---------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_files_and_rows_in_memory_are_read_as_by_the_slow_reader(tmp_path_factor
 
 
 @each_log
-def test_files_without_labels_or_outcomes_are_read_for_their_features(tmp_path, name):
+def test_files_without_labels_or_outcomes_have_features(tmp_path, name):
     format, rows = FORMATS[name], named(name, VALID[name])
     for layout in format.layouts:
         (tmp_path / "new").write_bytes(as_text(name, rows, names=layout))
@@ -185,7 +185,7 @@ def test_outcomes_change_nothing_unless_they_are_included(tmp_path):
     assert_same(block, slow_columns(rows, included))
     assert (block["categories"][0, -3:] != block["categories"][1, -3:]).all()
     for include in (("Sale",), ("user_id",), ("product_price", "product_price")):
-        with pytest.raises(ValueError, match="can include each of SalesAmountInEuro, "):
+        with pytest.raises(ValueError, match="include: expected some of SalesAmountInEuro, "):
             sponsored_search(include)
 
 
@@ -235,7 +235,7 @@ def mutate(data, changes):
 )
 @example([0, 1], "\n", "utf-8", [("insert", 0.0, 10)], None, 1 << 22)
 @example([0, 1, 2], "\n", "utf-8", [("put", 0.0, 57), ("delete", 0.6, 0)], None, 1 << 22)
-def test_mutated_files_are_read_right_or_refused_at_their_first_bad_line(
+def test_mutated_files_are_read_right_or_refused_at_a_bad_line(
     tmp_path_factory, name, rows, line_end, code, changes, zipped, block_bytes
 ):
     path = tmp_path_factory.getbasetemp() / "mutated"
@@ -278,10 +278,10 @@ def other_files(name):
     for says, contents in {
         ": is a zip or tar archive; unpack it": [b"PK\x03\x04rest", b"x" * 257 + b"ustar"],
         ": is empty; expected": [b"", gzip.compress(b"", mtime=0)],
-        ": is a Parquet file within gzip; unpack it": [gzip.compress(b"PAR1", mtime=0)],
+        ": is a gzipped Parquet file; unpack it": [gzip.compress(b"PAR1", mtime=0)],
         ": cannot be read as Parquet: ": [b"PAR1" * 9],
-        ": the gzip stream is truncated": [whole[:n] for n in (-1, -9, len(whole) // 2)],
-        ": the gzip stream is damaged": [wrong_sum, whole + b"trailing"],
+        ": the gzip file is incomplete": [whole[:n] for n in (-1, -9, len(whole) // 2)],
+        ": the gzip file is damaged": [wrong_sum, whole + b"trailing"],
     }.items():
         yield from ((name, content, says) for content in contents)
 
@@ -299,7 +299,7 @@ FAULTS = [  # a format, a content, and what is said of it after the path
     ("display", line()[:-1] + b"\t\n", ", line 1: found 41 columns, expected 40, separated by tab"),
     ("display", line() * 40 + line()[2:], ", line 41: found 39 columns, expected 40"),
     ("display", line(C5="\xe9").decode().encode("latin-1"), r", line 1, column C5: found '\\xe9',"),
-    ("display", line() + b"\n", ", line 2: a blank line, expected 40 columns"),
+    ("display", line() + b"\n", ", line 2: the line is blank, expected 40 columns"),
     ("display", line()[:-1] + b"\r\r\n", r", line 1, column C26: found '00000019\r', expected no"),
     ("search", line("search", click_timestamp="8-3"), ", line 1, column click_timestamp: "),
     ("search", line("search", user_id="b\0"), ", line 1, column user_id: byte 0x00 is not UTF-8"),
@@ -307,8 +307,8 @@ FAULTS = [  # a format, a content, and what is said of it after the path
     ("search", line("search", product_id="a\rb"), r", line 1, column product_id: found 'a\rb', ex"),
     ("search", line("display"), ", line 1: found 40 columns, expected 23"),
     ("table", b"\n1,2,3\n", ": begins with a blank line"),
-    ("table", HEAD, ": has a header and no rows"),
-    ("table", HEAD + b"\n\n", ": has a header and no rows"),
+    ("table", HEAD, ": has a header but no rows"),
+    ("table", HEAD + b"\n\n", ": has a header but no rows"),
     ("table", b"y,z,z\n", ": has no column age, visits, city, n; it has y, z, z, separated by"),
     ("table", HEAD.replace(b"n", b" n"), ": has no column n; it has y, city, age, ' n', visits, s"),
     ("table", HEAD.replace(b"n", b"age"), ": has no column n"),
@@ -353,7 +353,7 @@ def test_paths_that_are_no_files_are_refused_before_any_store(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "f")
     os.mkfifo(tmp_path / "pipe")
     for says, names in {
-        "link is given twice, and each of its rows would be two": ["f", "link"],
+        "link is named twice; each of its rows would count": ["f", "link"],
         "pipe: is a pipe or a device": ["pipe"],
         "none: cannot be read: No such file": ["none"],
         "cannot be read: Is a directory": [""],
@@ -373,7 +373,7 @@ def test_endless_rows_are_refused_without_reading_all_of_them(tmp_path, monkeypa
     tracemalloc.start()
     try:
         for name in ("table", "display"):
-            with pytest.raises(DataError, match="line 4: a row longer than 2 MB"):
+            with pytest.raises(DataError, match="line 4: a row is longer than 2 MB"):
                 FORMATS[name].prepare([tmp_path / name], tmp_path / "store")
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
@@ -545,8 +545,8 @@ BAD_VALUES = [  # a format, a column, two values, the row of the bad one, and wh
     ("table", "y", [None, None], 0, "found nothing"),
     ("table", "y", [[1], [0]], None, "holds list"),
     # These no file holds.
-    ("search", "partner_id", ["a", "\ud800"], "memory", "values of one kind"),
-    ("table", "city", [1, "a"], "memory", "values of one kind are expected"),
+    ("search", "partner_id", ["a", "\ud800"], "memory", "expected values of one type"),
+    ("table", "city", [1, "a"], "memory", "expected values of one type"),
 ]
 
 
@@ -575,10 +575,10 @@ def test_rows_in_memory_have_all_features_and_one_length(name):
     columns = {x: [row[x] for row in named(name, VALID[name][:2])] for x in names_of(name)}
     column = FORMATS[name].features[-1]
     assert len(FORMATS[name].encode({**columns, "anything": []})["categories"]) == 2
-    with pytest.raises(ValueError, match=f"not of one length: .*{column} has 1"):
+    with pytest.raises(ValueError, match=f"must have equal lengths: .*{column} has 1"):
         FORMATS[name].encode(columns | {column: columns[column][:1]})
     del columns[column]
-    with pytest.raises(ValueError, match=f"the rows have no column {column}$"):
+    with pytest.raises(ValueError, match=f"rows have no column {column}; add it$"):
         FORMATS[name].encode(columns)
 
 
@@ -638,7 +638,7 @@ def test_columns_that_are_not_named_are_not_read(tmp_path):
 
 
 @each_format
-def test_a_changed_or_new_row_changes_no_other_row_shape_or_bucket(name, tmp_path):
+def test_a_changed_or_new_row_leaves_all_other_rows(name, tmp_path):
     format, rows = FORMATS[name], named(name, [VALID[name][i % 2] for i in range(60)])
     changed = rows[6] | {name: "3" for name in format.schema.integers}
     changed |= {format.label: "0", format.features[-1]: "00000007"}
@@ -722,23 +722,23 @@ def test_labels_may_be_declared_classes(tmp_path):
 A, C = {"numbers": ("a",)}, {"categories": ("a",)}
 ENDS = ((1, 0), (0,), (0, math.inf), (0, math.nan), (-3e38, 3.5e38), (1e8, 1e8 + 1))
 REFUSED = {
-    "name the columns to learn from": [{}],
-    "y: a column is the label, a category": [{"categories": ("y",)}],
-    "a: a column is the label": [A | C, {"numbers": ("a", "a")}],
-    "one for each of the 3 categories": [{"categories": ("a", "b", "c"), "buckets": (8, 8)}],
+    "no columns to learn from": [{}],
+    "y: name each column once": [{"categories": ("y",)}],
+    "a: name each column once": [A | C, {"numbers": ("a", "a")}],
+    "needs 1 number or 3, one per category": [{"categories": ("a", "b", "c"), "buckets": (8, 8)}],
     "bucket count of a must be a power of two": [C | {"buckets": (size,)} for size in (0, 12)],
-    "different texts of the label are declared": [
+    "needs two or more distinct texts": [
         C | {"classes": classes} for classes in (("b",), ("b", "b"), ("b", ""), ("b", "c", "b"))
     ],
-    "bounds of the label .* must be finite": [C | {"label_bounds": ends} for ends in ENDS],
-    "values or bounds": [A | {"label_bounds": (0, 1), "classes": ("a", "b")}],
-    "columns of numbers, not for b": [A | {"bounds": {"b": (0, 1)}}],
-    "bounds of a must be finite, low:high, n": [A | {"bounds": {"a": (1, 0)}}],
-    "bounds of a are .* in float32.* give others$": [A | {"bounds": {"a": (1e8, 1e8 + 1)}}],
-    "bounds of a are .* or take --transform log1p": [
+    "label bounds .*: expected LOW:HIGH": [C | {"label_bounds": ends} for ends in ENDS],
+    "both declared classes and bounds": [A | {"label_bounds": (0, 1), "classes": ("a", "b")}],
+    "bounds: b must be among --numbers": [A | {"bounds": {"b": (0, 1)}}],
+    "a=1:0: bounds are LOW:HIGH": [A | {"bounds": {"a": (1, 0)}}],
+    "bounds of a become .* in float32.* give others$": [A | {"bounds": {"a": (1e8, 1e8 + 1)}}],
+    "bounds of a become .* or use --transform log1p": [
         A | {"bounds": {"a": (0, 1e39)}, "transform": transform} for transform in ("both", "none")
     ],
-    "columns of categories, not for b": [C | {"values": {"b": ("x",)}}],
+    "values: b must be among --categories": [C | {"values": {"b": ("x",)}}],
     "values of a must": [
         C | {"values": {"a": texts}, "missing": ("NA",)}
         for texts in ((), ("x", "x"), ("x", ""), ("x", "NA"))
@@ -755,7 +755,7 @@ def test_columns_and_buckets_that_do_not_fit_are_refused(says):
 
 def test_schema_without_a_format_is_refused():
     assert format_of(DISPLAY_ADS).schema is DISPLAY_ADS
-    with pytest.raises(ValueError, match="'other' have no raw format"):
+    with pytest.raises(ValueError, match="raw files of 'other' cannot be read"):
         format_of(Schema("other", ("x",), (), ()))
     with pytest.raises(ValueError, match="criteo-search files have no column colour"):
         format_of(Schema("criteo-search", (), ("colour",), (1024,)))

@@ -24,9 +24,7 @@ def test_without_privacy_the_model_ranks_real_clicks(store, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("epsilon", "auc", "log_loss"), [(8.0, 0.742, 0.502), (1.0, 0.73, 0.509)])
-def test_private_training_predicts_real_clicks_at_a_certified_epsilon(
-    store, tmp_path, epsilon, auc, log_loss
-):
+def test_private_training_predicts_real_clicks(store, tmp_path, epsilon, auc, log_loss):
     config = RunSpec.of(SETTINGS["balls-and-bins"](), target_epsilon=epsilon, audit=False)
     record = run(Clicks(store), config, tmp_path / "run")
     assert record["num_examples"] == 88_000
@@ -69,9 +67,7 @@ TABLES = {
     ("name", "epsilon", "auc"),
     [("adult", 3.0, 0.907), ("adult", 1.0, 0.904), ("bank", 3.0, 0.908), ("bank", 1.0, 0.904)],
 )
-def test_a_linear_model_learns_tables_of_numbers_with_public_bounds(
-    real, tmp_path, name, epsilon, auc
-):
+def test_a_linear_model_learns_numbers_with_public_bounds(real, tmp_path, name, epsilon, auc):
     table = TABLES[name]
     schema = table_schema(numbers=tuple(table["bounds"]), **table)
     table_format(schema).prepare([real(f"{name}.csv.gz")], tmp_path / "store")

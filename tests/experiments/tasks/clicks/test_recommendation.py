@@ -89,7 +89,7 @@ def test_models_of_many_values_step_less_at_a_small_epsilon(epsilon, rate, model
     assert lazy.learning_rate == usual
 
 
-def test_without_privacy_numbers_alone_are_read_often_and_categories_once():
+def test_public_runs_read_numbers_often_and_categories_once():
     for n, batch_size in ((455, 4), (26_048, 256)):
         request = Request(n, 1 / n)
         assert recommended(request, most_buckets=0) == Settings(batch_size, 30, 4.0, 0.006)
@@ -113,7 +113,7 @@ def test_without_privacy_numbers_alone_are_read_often_and_categories_once():
         (455, None, False),
     ],
 )
-def test_a_run_is_warned_of_where_measured_models_learned_nothing(n, epsilon, weak):
+def test_a_run_warns_where_measured_models_learned_nothing(n, epsilon, weak):
     request = Request(n, 1 / n, target_epsilon=epsilon)
     found = recommended(request)
     sampler = BallsAndBins(n, found.batch_size, found.epochs)
@@ -123,9 +123,7 @@ def test_a_run_is_warned_of_where_measured_models_learned_nothing(n, epsilon, we
 
 
 @pytest.mark.parametrize(("epsilon", "momentum"), [(8.0, 0.9), (1.0, 0.9), (1.0, 0.0)])
-def test_sgd_moves_one_distance_at_all_batches_and_no_noise_is_amplified_in_small_ones(
-    epsilon, momentum
-):
+def test_sgd_moves_one_distance_at_all_batch_sizes(epsilon, momentum):
     asked = {"optimizer": "sgd", "momentum": momentum}
     request = Request(88_000, 1e-5, target_epsilon=epsilon, **asked)
     found, few = recommended(request), recommended(replace(request, epochs=20, batch_size=2000))
@@ -139,7 +137,7 @@ def test_sgd_moves_one_distance_at_all_batches_and_no_noise_is_amplified_in_smal
 
 
 @given(n=ROWS, epsilon=EPSILONS)
-def test_settings_are_sane_for_any_number_of_rows_and_any_guarantee(n, epsilon):
+def test_settings_are_sane_for_any_row_count_and_guarantee(n, epsilon):
     found = recommended(Request(n, 0.5, target_epsilon=epsilon))
     assert 1 <= found.epochs <= (1 if epsilon is None else MOST_EPOCHS["adam"])
     assert found.epochs <= max(1, USUAL_VISITS // n)

@@ -58,7 +58,7 @@ def test_deciles_are_of_equal_size_and_ascend(rows):
     assert all(a <= b + 1e-12 for a, b in itertools.pairwise(predictions))
 
 
-def test_the_largest_categories_come_first_and_missing_and_others_are_named():
+def test_the_largest_categories_come_first():
     ids = np.repeat([7, 0, 3, 9], [50, 40, 25, 21])
     p, y = np.linspace(0, 1, ids.size), (np.arange(ids.size) % 3 == 0).astype(int)
     groups = by_category(ids, p, y, most=2)
@@ -72,7 +72,7 @@ def test_the_largest_categories_come_first_and_missing_and_others_are_named():
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8), most=st.integers(1, 8))
-def test_no_category_is_so_small_that_it_shows_the_label_of_a_row(sizes, most):
+def test_every_category_has_enough_rows_to_hide_a_label(sizes, most):
     ids = np.repeat(np.arange(len(sizes)), sizes)
     groups = by_category(ids, np.full(ids.size, 0.5), np.zeros(ids.size, int), most=most)
     assert len(groups) <= most + 1
@@ -98,5 +98,5 @@ def test_a_group_without_clicks_has_no_ratio():
 def test_undefined_predictions_and_no_rows_are_refused(way):
     with pytest.raises(ValueError, match="diverged"):
         WAYS[way](np.array([0.5, np.nan]), np.array([0, 1]), np.array([1, 1]))
-    with pytest.raises(ValueError, match="no pairs"):
+    with pytest.raises(ValueError, match="one label per prediction"):
         WAYS[way](np.zeros(0), np.zeros(0), np.zeros(0, int))

@@ -24,12 +24,12 @@ def other_store(folder, rows=200, **options):
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        ({"hash_seed": 1}, "was prepared with another hash seed than 0"),
+        ({"hash_seed": 1}, "was prepared with hash seed 1, not 0"),
         ({"log": synthetic.LOGS["criteo-search"]}, "holds rows of criteo-search, not of criteo-d"),
     ],
     ids=["hash seed", "columns"],
 )
-def test_a_store_that_does_not_fit_the_beginning_of_a_run_is_refused(store, tmp_path, made, why):
+def test_a_store_that_differs_from_the_run_is_refused(store, tmp_path, made, why):
     begun = Clicks(store).describe()
     Clicks(store).check(begun)
     with pytest.raises(ValueError, match=why):
@@ -41,18 +41,16 @@ def test_rows_that_were_changed_or_have_no_metrics_are_refused(store, tmp_path):
     content = bytearray((moved / "train.label").read_bytes())
     content[-1] ^= 1
     (moved / "train.label").write_bytes(content)
-    with pytest.raises(ValueError, match=r"train.label is damaged: its checksum"):
+    with pytest.raises(ValueError, match=r"train.label was changed: its checksum"):
         Clicks(moved).check()
     log = synthetic.LOGS["criteo-display"]
     blocks = [{**rows, "label": 0 * rows["label"]} for rows in Store.open(store).blocks("train")]
     log.format.write(tmp_path / "store", blocks, {})
-    with pytest.raises(ValueError, match="the validation rows are not of both classes"):
+    with pytest.raises(ValueError, match="the validation rows do not include both classes"):
         Clicks(tmp_path / "store").check()
 
 
-def test_a_stopped_run_goes_on_with_its_own_store_alone_wherever_it_lies(
-    store, tmp_path, capsys, monkeypatch
-):
+def test_a_stopped_run_resumes_with_its_own_store_at_any_path(store, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(job, "BLOCK_STEPS", 8)  # a short run has several blocks
     sizes, out = {"embedding_dim": 2, "max_buckets": 8, "hidden": (4,)}, tmp_path / "run"
     words = [

@@ -21,7 +21,7 @@ def test_paper_model_has_about_85_million_embedding_parameters():
     assert 84e6 < 14 * sum(DISPLAY_ADS.table_sizes()) < 86e6
 
 
-def test_bucket_counts_are_powers_of_two_of_at_most_a_million_and_few_values_share_one():
+def test_bucket_counts_are_powers_of_two_with_few_collisions():
     assert len(DISPLAY_CARDINALITIES) == len(DISPLAY_ADS.buckets) == 26
     for cardinality, buckets in zip(DISPLAY_CARDINALITIES, DISPLAY_ADS.buckets, strict=True):
         assert buckets & (buckets - 1) == 0
@@ -87,7 +87,7 @@ def test_stacked_tables_do_not_overlap_and_leave_no_gap(most):
     assert (largest < np.array(sizes)).all()
 
 
-def test_hashes_of_columns_and_of_seeds_are_unrelated_and_uniform():
+def test_hashes_of_columns_and_seeds_are_unrelated_and_uniform():
     """Chi-square on 64 cells at 10 standard deviations: false alarms far below 1e-6."""
     values = np.arange(1 << 16, dtype=np.uint32)  # as unlike random as values can be
     ids = [DISPLAY_ADS.hash(values, f, s) - 1 for f, s in ((8, 0), (5, 0), (8, 1))]
@@ -106,14 +106,14 @@ def test_a_bucket_count_that_is_no_power_of_two_is_refused(count):
         DISPLAY_ADS.fold(np.zeros(26, dtype=np.int32), count)
 
 
-def test_tables_of_more_rows_than_a_program_can_number_are_refused():
+def test_tables_of_more_rows_than_int32_are_refused():
     schema = Schema("wide", (), ("a", "b", "c"), (1 << 30,) * 3)
     assert schema.table_offsets(1 << 29)[-1] == 2 + (1 << 30)
     with pytest.raises(ValueError, match="tables of wide have 3,221,225,475 rows together"):
         schema.table_offsets()
 
 
-def test_a_schema_without_features_or_with_other_buckets_is_refused():
+def test_a_schema_needs_features_and_matching_buckets():
     with pytest.raises(ValueError, match="'none' has no columns to predict from"):
         Schema("none", (), (), ())
     with pytest.raises(ValueError, match="2 categorical columns but 1 bucket counts"):

@@ -82,7 +82,7 @@ def test_preparing_the_raw_file_equals_writing_the_store(log, rows, tmp_path):
     assert direct.source["bayes_auc"] == summary.bayes_auc
 
 
-def test_missing_rates_are_the_published_ones_and_groups_are_missing_together(population, chunk):
+def test_missing_rates_match_publication_and_groups_go_together(population, chunk):
     """Six standard deviations each: a false alarm has a probability below 1e-7 in all."""
     absent = dict(zip(population.integers, chunk.integers_missing, strict=True))
     absent |= {n: r == 0 for n, r in zip(population.categories, chunk.ranks, strict=True)}
@@ -114,7 +114,7 @@ def test_values_follow_zipf_with_the_real_cardinalities(population, chunk):
                 assert abs((ranks <= rank).mean() - probability) <= error, cardinality
 
 
-def test_columns_that_share_a_latent_depend_on_each_other_and_others_do_not():
+def test_only_columns_with_a_common_latent_are_dependent():
     """Chi-square of independence on 4 x 4 quartiles, 9 degrees of freedom.
 
     Below 60 for independent columns but for a probability of 2e-9.
@@ -145,7 +145,7 @@ def test_distinct_ranks_have_distinct_tokens():
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.long) for s in (1, 2))])
-def test_every_seed_has_the_label_rate_and_the_bayes_auc_it_is_scaled_to(log, seed, tmp_path):
+def test_every_seed_has_the_target_label_rate_and_bayes_auc(log, seed, tmp_path):
     summary = write_store(tmp_path / "s", 2 * CHUNK, seed, log=log)
     assert summary.rows == 2 * CHUNK
     assert abs(summary.label_rate - log.population.label_rate) < 0.01
@@ -163,7 +163,7 @@ def test_labels_are_drawn_with_the_planted_probabilities(chunk):
         assert abs((chunk.label[rows] - p).sum()) < 6 * deviation
 
 
-def test_the_reported_auc_is_that_of_the_probabilities_ties_included(log, tmp_path):
+def test_the_reported_auc_counts_ties_of_probabilities(log, tmp_path):
     summary = write_store(tmp_path / "s", 3_000, 4, log=log)
     rows = generate(log.population, 4, 0, 3_000)
     assert summary.bayes_auc == pytest.approx(slow_auc(rows.probability, rows.label), abs=1e-12)
@@ -176,7 +176,7 @@ def test_the_reported_auc_is_that_of_the_probabilities_ties_included(log, tmp_pa
     assert summary.label_rate == rows.label.mean()
 
 
-def test_outcomes_in_the_raw_search_log_are_what_the_label_makes_them(tmp_path):
+def test_outcomes_of_the_raw_search_log_follow_from_the_label(tmp_path):
     write_raw(tmp_path / "log.tsv", 3_000, 4, log=SEARCH)
     for line in (tmp_path / "log.tsv").read_text().splitlines():
         sale, amount, delay, _, _, price, *_ = line.split("\t")
@@ -186,9 +186,7 @@ def test_outcomes_in_the_raw_search_log_are_what_the_label_makes_them(tmp_path):
 
 
 @pytest.mark.long
-def test_no_other_score_beats_the_planted_probabilities_and_a_simple_one_learns_much(
-    population, chunk
-):
+def test_planted_probabilities_beat_every_other_score(population, chunk):
     """Adding up log-odds per value, learned on the first rows, comes close to but not above."""
     train, test = chunk, generate(population, 7, 1)
     score = np.zeros(CHUNK)
@@ -210,9 +208,9 @@ def test_existing_files_bad_counts_and_bad_seeds_are_refused(tmp_path):
     for write in (write_raw, write_store):
         with pytest.raises(StoreError, match="exists already"):
             write(tmp_path / "train.txt", 10, 0)
-        with pytest.raises(ValueError, match="number of rows must be at least 1, not 0"):
+        with pytest.raises(ValueError, match="number of rows must be at least 1, got 0"):
             write(tmp_path / "new", 0, 0)
-        with pytest.raises(ValueError, match="must be at least 0, not -1"):
+        with pytest.raises(ValueError, match="must be at least 0, got -1"):
             write(tmp_path / "new", 10, -1)
     with pytest.raises(StoreError, match="cannot be written"):
         write_raw(tmp_path / "train.txt" / "x", 10, 0)

@@ -151,7 +151,7 @@ class _Trainable:
 
 
 @each_kind
-def test_a_model_has_one_logit_or_one_a_class_and_is_described_with_its_label(kind, task):
+def test_a_model_has_one_logit_or_one_per_class(kind, task):
     of_rows, params, rows = task
     functions = pure_functions(of_rows.sizes, of_rows.schema)
     logits = jax.vmap(functions.logit, (None, 0))(params, rows)
@@ -163,7 +163,7 @@ def test_a_model_has_one_logit_or_one_a_class_and_is_described_with_its_label(ki
 
 
 @each_kind
-def test_calibrations_rescale_the_logits_and_read_the_labels_of_their_kind(kind, task):
+def test_calibrations_rescale_logits_and_read_labels(kind, task):
     of_rows, params, rows = task
     offered, logit = of_rows.calibration(), jax.vmap(of_rows.functions.logit, (None, 0))
     name, given, shift = {
@@ -194,7 +194,7 @@ def test_losses_have_gradients_of_bounded_length(kind, task):
     assert 0.5 * kind.most_gradient < lengths.max() <= kind.most_gradient
 
 
-def test_hubers_loss_is_the_squared_error_up_to_a_residual_and_then_its_tangent():
+def test_hubers_loss_is_squared_error_then_its_tangent():
     target, logits = Number((0, 100)), np.linspace(-2, 2, 401, dtype=np.float32)
     residual, huber = logits / 2 - (70 - 50) / 50, 10 / 50
     tangent = huber**2 + 2 * huber * (np.abs(residual) - huber)
@@ -208,7 +208,7 @@ def test_hubers_loss_is_of_numbers_alone(kind):
     if isinstance(kind.target, Number):
         assert kind.target.robust(3.0).huber == 3.0
     else:
-        with pytest.raises(ValueError, match="labels that are numbers"):
+        with pytest.raises(ValueError, match="needs a numerical label"):
             kind.target.robust(3.0)
     assert kind.target.robust(0.0) == kind.target
 
@@ -277,9 +277,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "value", "said"), BAD)
-def test_a_label_that_is_not_as_declared_has_its_line_and_may_be_scored(
-    kind, value, said, tmp_path
-):
+def test_an_undeclared_label_is_named_by_line_and_can_be_scored(kind, value, said, tmp_path):
     kind = KINDS[kind]
     path = write(tmp_path / "t.csv", kind, [*kind.label[:5], value, *kind.label[6:]])
     format = table_format(kind.schema())

@@ -48,7 +48,7 @@ def test_sizes_are_the_preset_with_what_was_given(store):
     assert task.sizes == dataclasses.replace(PRESETS["large"], hidden=(7,))
     with pytest.raises(ValueError, match="max_buckets must be a power of two"):
         Clicks(store, max_buckets=3)
-    with pytest.raises(ValueError, match="embedding_dim: each size lies in"):
+    with pytest.raises(ValueError, match="embedding_dim: each size must be in"):
         Clicks(store, embedding_dim=0)
 
 
@@ -78,7 +78,7 @@ def test_the_model_goes_by_rows_and_epsilon_unless_it_is_given(
         assert asked.settle(Request(rows, 1e-5, target_epsilon=1.0))[0].model == "linear"
         given, why = asked.settle(Request(rows, 1e-5, noise_multiplier=1.0))
         assert given.model == "linear"
-        assert "the rule assumes epsilon 1, at any noise" in why["model"]
+        assert "the choice assumes epsilon 1" in why["model"]
         assert asked.settle(Request(rows, 1e-5))[0].model == "wide-and-deep"
         assert asked.settle(Request(1_000, 1e-5))[0].model == "linear"
         assert asked.sizes == dataclasses.replace(PRESETS["linear"], **sizes)
@@ -87,7 +87,7 @@ def test_the_model_goes_by_rows_and_epsilon_unless_it_is_given(
 @pytest.mark.parametrize(
     ("schema", "width", "millions"), [(DISPLAY_ADS, 14, 85.3), (SPONSORED_SEARCH, 17, 56.9)]
 )
-def test_the_large_preset_has_about_as_many_parameters_as_were_published(schema, width, millions):
+def test_the_large_preset_has_the_published_parameter_count(schema, width, millions):
     params, _ = shaped(dataclasses.replace(PRESETS["large"], embedding_dim=width), schema)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert round(count / 1e6, 1) == millions
@@ -108,7 +108,7 @@ def test_loss_prediction_and_metrics_are_of_one_model(task):
     assert metrics["validation_auc"] == again["auc"]
 
 
-def test_the_calibration_scales_and_shifts_the_logit_in_the_parameters(of_any_model):
+def test_calibration_scales_and_shifts_the_logit(of_any_model):
     (task, params), rows = of_any_model, of_any_model[0].columns()
     fitted = task.calibration()
     assert fitted is dataclasses.replace(task).calibration()

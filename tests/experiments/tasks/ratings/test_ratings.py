@@ -34,8 +34,11 @@ def test_ratings_are_read_from_the_published_file(tmp_path, name):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("1\t2\t3\n", r"u.data, line 2: 3 fields, expected user id, item id, rating, timestamp"),
-        ("1\tx\t3\t4\n", r"line 2, item id: 'x' is no integer"),
+        (
+            "1\t2\t3\n",
+            r"u.data, line 2: found 3 fields, expected user id, item id, rating, timestamp",
+        ),
+        ("1\tx\t3\t4\n", r"line 2, item id: 'x' is not an integer"),
         ("1\t2\t6\t4\n", r"line 2, rating: 6 is not in \[1, 5\]"),
         ("1\t1683\t5\t4\n", r"line 2, item id: 1683 is not in \[1, 1682\]"),
     ],
@@ -56,7 +59,7 @@ def test_an_empty_or_cut_file_is_refused(tmp_path, content):
         ratings.read(path)
 
 
-def test_a_synthetic_population_has_few_heavy_users_and_no_rating_twice():
+def test_a_synthetic_population_has_few_heavy_users():
     table = ratings.synthetic(1, 500, 100)
     counts = np.sort(np.unique(table.user, return_counts=True)[1])
     assert counts.size == 500
@@ -76,7 +79,7 @@ def a_user(tau=6, padding=3):
     }
 
 
-def test_leaving_out_the_users_own_part_leaves_the_gradient_what_it_was():
+def test_omitting_the_user_part_keeps_the_gradient():
     # The envelope theorem: w_u minimises loss + ridge, so only the direct dependence remains.
     params, user = factorization.init(12, 2, seed=3), a_user()
 
@@ -115,7 +118,7 @@ def test_a_private_choice_of_the_cap_is_part_of_the_price():
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", [FactorizedRatings, LinearRatings])
-def test_training_on_whole_users_learns_and_runs_share_one_program(model):
+def test_training_on_users_learns_and_runs_share_a_program(model):
     table = ratings.synthetic(0, 300, 60)
     study = Study(model(table, split(table)), (5, 20), 1e-4)
     plain = study.test_error(0.0, 20, seed=0)
@@ -146,7 +149,7 @@ def linear():
     return LinearRatings(ratings.synthetic(0, 25, 30))
 
 
-def test_a_user_moves_sums_of_capped_losses_by_its_own_first_ratings_alone(linear):
+def test_a_user_moves_capped_sums_by_its_first_ratings_alone(linear):
     table = ratings.synthetic(0, 25, 30)
     for user in (0, 24):
         rest, own = (LinearRatings(table.where(rows)) for rows in
@@ -174,7 +177,7 @@ def test_losses_are_squared_errors_clipped_into_zero_and_one(linear):
 
 
 @pytest.mark.parametrize("cap", [1, 100])
-def test_models_are_drawn_by_the_law_of_the_exponential_mechanism(linear, cap):
+def test_models_are_drawn_by_the_exponential_mechanism(linear, cap):
     randbelow, values = random.Random(cap).randrange, linear.sums[:, -1] / linear.sums[:, -1].max()
     rows = {tuple(model): row for row, model in enumerate(CLASS)}
     drawn = [values[rows[tuple(linear.choose(cap, 2.0, randbelow))]] for _ in range(400)]
@@ -185,7 +188,7 @@ def test_models_are_drawn_by_the_law_of_the_exponential_mechanism(linear, cap):
     assert abs(values.mean() - mean) > 10 * deviation or cap > 1
 
 
-def test_the_published_rule_for_the_cap_is_not_where_the_expected_error_is_least():
+def test_the_published_cap_misses_the_least_expected_error():
     counts = np.unique(ratings.synthetic(0).user, return_counts=True)[1]
     errors = [sum_error(counts, cap, 0.02) for cap in range(1, counts.max() + 1)]
     assert sum_sweet_spot(counts, 0.02) == 126
@@ -204,5 +207,5 @@ def test_with_lazy_tables_a_user_reads_no_items_but_their_own():
 def test_ratings_without_a_user_are_refused_in_one_line():
     table = ratings.synthetic(0)
     for given in ((table.where(np.zeros(0, int)),), (table, np.ones(table.user.size, bool))):
-        with pytest.raises(ValueError, match="no rating is left"):
+        with pytest.raises(ValueError, match="there are no training ratings"):
             LinearRatings(*given)

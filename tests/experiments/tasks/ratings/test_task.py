@@ -41,7 +41,7 @@ def test_a_user_is_in_one_split_alone_whoever_else_is_there(u_data, tmp_path):
         assert set(rows_of(Ratings(some), split).user) == {user for user in found if user > 30}
 
 
-def test_no_user_who_trains_is_measured_and_none_who_is_measured_trains(u_data):
+def test_training_users_and_measured_users_are_disjoint(u_data):
     task = Ratings(u_data)
     trained = task.columns()
     assert trained.population.num_examples == np.unique(rows_of(task, "train").user).size
@@ -56,7 +56,7 @@ def test_no_user_who_trains_is_measured_and_none_who_is_measured_trains(u_data):
 
 
 @pytest.mark.parametrize("rows", ["users", "ratings"])
-def test_what_is_kept_of_a_user_depends_on_no_other_user_and_on_no_order(u_data, tmp_path, rows):
+def test_kept_ratings_depend_on_that_user_alone(u_data, tmp_path, rows):
     task = Ratings(u_data, rows=rows, max_ratings=7)
     whole = task.columns()
     user = rows_of(task, "train").user[0]
@@ -99,7 +99,7 @@ def test_rows_that_are_ratings_say_what_samplers_of_ratings_need(u_data):
 
 
 @pytest.mark.long
-def test_the_loss_of_a_row_is_that_of_its_ratings_whatever_a_row_is(u_data):
+def test_the_loss_of_a_row_is_the_sum_over_its_ratings(u_data):
     params = Ratings(u_data).init(1)
     user = {"item": np.array([3, 5], np.int32), "rating": np.array([4, 1], np.float32)}
     padded = {name: np.append(column, 0).astype(column.dtype) for name, column in user.items()}
@@ -110,7 +110,7 @@ def test_the_loss_of_a_row_is_that_of_its_ratings_whatever_a_row_is(u_data):
     assert loss(params, one) == pytest.approx(0.5 * (4 - 3.5 - params["bias"][3]) ** 2)
 
 
-def test_a_rating_is_predicted_from_the_other_ratings_of_its_user_alone(u_data):
+def test_a_rating_is_predicted_from_the_users_other_ratings(u_data):
     task = Ratings(u_data, rank=2)
     bias = jax.numpy.linspace(-1, 1, task.num_items)
     params = task.init(2) | {"bias": bias}
@@ -146,9 +146,9 @@ def test_lines_without_a_rating_are_predicted_and_tell_nothing(u_data, tmp_path)
     fewer = (TABLE.user == TABLE.user[0]).sum() - 1
     assert asked["known"]["weight"].sum() + more["known"]["weight"].sum() == known - fewer
     assert np.isfinite(task.predict(task.init(0), asked)).all()
-    with pytest.raises(ValueError, match="asked, line 1, rating: '' is no integer"):
+    with pytest.raises(ValueError, match="asked, line 1, rating: '' is not an integer"):
         task.read(tmp_path / "asked")
-    with pytest.raises(ValueError, match="users have no split 'tset': there are train, val"):
+    with pytest.raises(ValueError, match="the ratings have no split 'tset'; they have train, val"):
         task.read(u_data, split="tset")
     assert first["item"].size == rows_of(task, "test").user.size
 
@@ -162,16 +162,16 @@ def test_settings_that_cannot_be_are_refused_by_their_option(settings):
 
 def test_too_few_users_and_another_catalogue_are_refused(u_data, tmp_path):
     few = Ratings(write(tmp_path / "u.data", TABLE.where(TABLE.user < 1)))
-    with pytest.raises(ValueError, match="has too few users, none for"):
+    with pytest.raises(ValueError, match="has no users in the"):
         few.check()
     Ratings(u_data).check(Ratings(u_data).describe())
-    with pytest.raises(ValueError, match="is of a catalogue of 1,682 items"):
+    with pytest.raises(ValueError, match="has a catalogue of 1,682 items"):
         Ratings(u_data).check({"num_items": 200})
-    with pytest.raises(ValueError, match="catalogue of 1,682 items: the model is of one of 200"):
+    with pytest.raises(ValueError, match="catalogue of 1,682 items, but the model has 200"):
         RatingModels(200, 1).read(u_data)
 
 
-def test_users_have_settings_of_their_own_by_their_number_and_the_ratings_of_each(u_data):
+def test_settings_depend_on_user_count_and_ratings_per_user(u_data):
     request = Request(762, 1e-3, target_epsilon=3.0)
     task = Ratings(u_data)
     found = task.recommend(request)
