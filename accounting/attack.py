@@ -14,7 +14,9 @@ _ROUNDING = 1e-14
 
 
 def attack_advantage(profile: PrivacyProfile) -> Bound:
-    """Bounds the largest advantage of a membership attack on a mechanism: delta(0), its TV.
+    """Bounds the largest advantage of a membership attack.
+
+    It is the mechanism's delta(0), the total variation distance.
 
     >>> from accounting import GaussianProfile
     >>> f"{attack_advantage(GaussianProfile(4.0)):.4f}"  # 2 Phi(1/8) - 1
@@ -27,10 +29,16 @@ def attack_advantage(profile: PrivacyProfile) -> Bound:
 
 
 def implied_advantage(epsilon: float, delta: float) -> float:
-    """Returns the largest advantage that (`epsilon`, `delta`) allows, (e^eps - 1 + 2d)/(e^eps + 1).
+    """Returns the largest advantage that (`epsilon`, `delta`) allows.
+
+    It is (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
 
     >>> round(implied_advantage(1.0, 0.0), 6)
     0.462117
+
+    Args:
+      epsilon: Epsilon of the guarantee, >= 0.
+      delta: Delta of the guarantee, in [0, 1].
 
     Raises:
       ValueError: If `epsilon` is negative or not finite, or `delta` is not in [0, 1].
@@ -44,7 +52,9 @@ def implied_advantage(epsilon: float, delta: float) -> float:
 
 
 def attack_accuracy(advantage: Bound) -> Bound:
-    """Bounds the largest accuracy of an attack with a fair prior, (1 + `advantage`) / 2.
+    """Bounds the accuracy of attacks with a fair prior.
+
+    It is (1 + `advantage`) / 2.
 
     >>> attack_accuracy(Bound(0.0, 0.1)).format_upper()
     '0.551'

@@ -31,7 +31,9 @@ def calibrate(
     delta: float,
     relative_tolerance: float = 1e-4,
 ) -> float:
-    """Returns the smallest noise multiplier whose upper bound meets (`epsilon`, `delta`).
+    """Returns the smallest noise multiplier that meets (`epsilon`, `delta`).
+
+    It is the smallest whose certified upper bound does.
 
     More noise is a post-processing of less, so that the true epsilon falls in the noise multiplier.
     The result was itself seen to meet the guarantee: `privacy(result).epsilon(delta).upper <=
@@ -61,7 +63,16 @@ def least_noise(
     delta: float,
     relative_tolerance: float = 1e-4,
 ) -> float:
-    """Returns the same for any point of the profile's curve, `delta` in (0, 1): no guarantee."""
+    """Returns the smallest noise multiplier for any `delta` in (0, 1).
+
+    Like `calibrate`, for a point of the profile's curve that need be no guarantee.
+
+    Args:
+      privacy: Maps a noise multiplier > 0 to the profile of the mechanism that uses it.
+      epsilon: Largest epsilon, > 0.
+      delta: Delta of the point, in (0, 1).
+      relative_tolerance: Excess of the result, relative to the smallest noise multiplier.
+    """
     check_delta(delta)
     if not 0.0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
@@ -75,10 +86,10 @@ def calibrate_advantage(
     advantage: float,
     relative_tolerance: float = 1e-4,
 ) -> float:
-    """Returns the smallest noise multiplier at which no membership attack has a larger advantage.
+    """Returns the smallest noise multiplier that bounds attackers' advantage.
 
-    That is the total variation distance delta(0), see `accounting.attack`. The result was itself
-    seen to suffice: `attack_advantage(privacy(result)).upper <= advantage`.
+    The largest advantage of a membership attack is delta(0), see `accounting.attack`. The result
+    was itself seen to suffice: `attack_advantage(privacy(result)).upper <= advantage`.
 
     >>> from accounting import GaussianProfile
     >>> round(calibrate_advantage(GaussianProfile, advantage=0.1), 2)
@@ -215,11 +226,17 @@ def largest_count(
     delta: float,
     limit: int = 1_000_000,
 ) -> int:
-    """Returns the largest n in [1, `limit`] at which `privacy(n)` meets the guarantee, or 0.
+    """Returns the largest count that meets the guarantee, or 0.
 
     For quantities in which the privacy cost rises: the number of epochs or of steps (more releases
     can be post-processed into fewer, for every sampler). The n that is returned was itself seen to
     meet the guarantee; were the cost not monotone, it would still suffice.
+
+    Args:
+      privacy: Maps n >= 1, of epochs or steps, to the profile of a mechanism whose cost rises in n.
+      epsilon: The epsilon that may be spent, >= 0.
+      delta: The delta that may be spent, in (0, 0.1).
+      limit: Largest n that is tried.
     """
     check_guarantee_delta(delta)
     check_epsilon(epsilon)

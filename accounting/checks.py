@@ -14,9 +14,13 @@ LARGEST_DELTA = 0.1
 
 
 def check_guarantee_delta(delta: float, name: str = "delta") -> float:
-    """Returns the `delta` of a guarantee, called `name`; raises ValueError unless it is below 0.1.
+    """Returns `delta`; raises ValueError unless it is in (0, 0.1).
 
     A profile's curve is no guarantee at a large delta: at 0.9 most mechanisms have epsilon 0.
+
+    Args:
+      delta: Value to check.
+      name: Name of the value in the error.
     """
     if not 0.0 < delta < LARGEST_DELTA:
         raise ValueError(
@@ -27,7 +31,12 @@ def check_guarantee_delta(delta: float, name: str = "delta") -> float:
 
 
 def check_delta(delta: float, name: str = "delta") -> float:
-    """Returns `delta` if a profile's curve is defined there, in (0, 1), else raises ValueError."""
+    """Returns `delta`; raises ValueError unless it is in (0, 1).
+
+    Args:
+      delta: Value to check.
+      name: Name of the value in the error.
+    """
     if not 0.0 < delta < 1.0:
         raise ValueError(f"{name} must be in (0, 1), got {delta}")
     if delta < _SMALLEST_DELTA:
@@ -36,7 +45,7 @@ def check_delta(delta: float, name: str = "delta") -> float:
 
 
 def check_epsilon(epsilon: float) -> float:
-    """Returns `epsilon` if it is >= 0 and finite, else raises a ValueError."""
+    """Returns `epsilon`; raises ValueError unless >= 0 and finite."""
     if not 0.0 <= epsilon < math.inf:
         raise ValueError(f"epsilon must be >= 0 and finite, got {epsilon}")
     return float(epsilon)
@@ -54,7 +63,12 @@ Probability = Annotated[float, Gt(0), Le(1)]
 
 
 def check_noise_multiplier(noise_multiplier: float, name: str = "noise_multiplier") -> None:
-    """Raises a ValueError, with its `name`, unless a noise multiplier is in [1e-100, 1e10]."""
+    """Raises ValueError unless noise is in [1e-100, 1e10].
+
+    Args:
+      noise_multiplier: Value to check.
+      name: Name of the value in the error.
+    """
     read(Noise, noise_multiplier, (name,))
 
 
@@ -72,5 +86,10 @@ def check_count(name: str, value: Any) -> int:
 
 
 def check_probability(name: str, value: float) -> None:
-    """Raises a ValueError unless `value` is in (0, 1]."""
+    """Raises ValueError unless `value` is in (0, 1].
+
+    Args:
+      name: Name of the value in the error.
+      value: Value to check.
+    """
     read(Probability, value, (name,))

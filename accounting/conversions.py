@@ -22,7 +22,9 @@ _LARGEST_EPSILON = 500.0
 def to_privacy_loss_distribution(
     profile: PrivacyProfile, *, interval: float = 1e-2, tail: float = 1e-12
 ) -> Any:
-    """Returns a profile's upper end as dp_accounting's type: pessimistic, ready to be composed.
+    """Returns a profile's upper end as dp_accounting's distribution.
+
+    It is pessimistic, and ready to be composed.
 
     >>> from accounting import GaussianProfile
     >>> converted = to_privacy_loss_distribution(GaussianProfile(2.0))

@@ -38,14 +38,28 @@ class Epoch(Record):
     bins: Count
 
     def log_max_below(self, ceilings: Array, shift: float) -> Array:
-        """Returns log Pr(max_t x_t < c) = log Φ((c - shift)/σ) + (T - 1) log Φ(c/σ) at each c."""
+        """Returns log Pr(max_t x_t < c) at each ceiling c.
+
+        It is log Φ((c - shift)/σ) + (T - 1) log Φ(c/σ).
+
+        Args:
+          ceilings: c: float64[ceilings].
+          shift: Mean of the example's coordinate; the others have mean 0.
+        """
         z = np.asarray(ceilings, dtype=np.float64) / self.noise_multiplier
         log_others_below = (self.bins - 1) * scipy.special.log_ndtr(z) if self.bins > 1 else 0.0
         return scipy.special.log_ndtr(z - shift / self.noise_multiplier) + log_others_below
 
 
 def maximum_buckets(epoch: Epoch, ceilings: Array, shift: float) -> tuple[Array, float]:
-    """Returns the masses of max_t x_t below, between and above ascending `ceilings`.
+    """Returns the law of max_t x_t between ascending `ceilings`.
+
+    The masses are those below, between and above the ceilings.
+
+    Args:
+      epoch: One epoch.
+      ceilings: Ascending bounds: float64[ceilings].
+      shift: Mean of the example's coordinate.
 
     Returns:
       float64[ceilings + 1], and a bound on their relative error.
@@ -71,7 +85,9 @@ def maximum_buckets(epoch: Epoch, ceilings: Array, shift: float) -> tuple[Array,
 def max_event_lower_bound(
     epsilon: float, epoch: Epoch, shifts: tuple[float, float] = (1.0, 0.0)
 ) -> float:
-    """Returns a proved lower bound on δ from the events {max_t x_t >= c}, in closed form.
+    """Returns a lower bound on δ from events {max_t x_t >= c}.
+
+    It is proved, in closed form.
 
     Args:
       epsilon: ε >= 0.
@@ -113,7 +129,15 @@ def max_event_lower_bound(
 
 
 def sum_of_maxima_lower_bound(epsilon: float, epoch: Epoch, epochs: int) -> float:
-    """Returns a proved lower bound on δ >= 0 of `epochs` of shuffling, sharp at little noise."""
+    """Returns a lower bound on δ >= 0 of shuffling.
+
+    It is proved, and sharp at little noise.
+
+    Args:
+      epsilon: ε >= 0.
+      epoch: One epoch.
+      epochs: Number of epochs.
+    """
     check_count("epochs", epochs)
     check_epsilon(epsilon)
     variance = epoch.noise_multiplier**2 / epochs

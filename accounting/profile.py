@@ -80,9 +80,15 @@ class Bound:
 
     @classmethod
     def resting_on(cls, inner: Bound, lower: float, upper: float, note: str | None = None) -> Bound:
-        """Returns a bound derived from `inner`, with its confidence and, by default, its note.
+        """Returns a bound derived from `inner`, with its confidence.
 
         Where `inner` is not proved chance may make the two ends cross: the upper one gives way.
+
+        Args:
+          inner: Bound that the result rests on.
+          lower: Lower end of the result.
+          upper: Upper end of the result.
+          note: Note of the result; by default that of `inner`.
         """
         if inner.confidence < 1.0:
             upper = max(lower, upper)
@@ -90,7 +96,11 @@ class Bound:
 
     @classmethod
     def largest(cls, bounds: Iterable[Bound]) -> Bound:
-        """Bounds the largest of one or more numbers, each of them bounded."""
+        """Bounds the largest of one or more bounded numbers.
+
+        >>> print(Bound.largest([Bound(1.0, 4.0), Bound(2.0, 3.0)]))
+        [2.00, 4.00]
+        """
         listed = list(bounds)
         return cls(
             max(bound.lower for bound in listed),
@@ -100,11 +110,15 @@ class Bound:
         )
 
     def intersection(self, other: Bound) -> Bound:
-        """Returns this bound of a number, with the ends of another one where these are sharper."""
+        """Returns the bound with the sharper of both bounds' ends.
+
+        >>> print(Bound(1.0, 4.0).intersection(Bound(2.0, 5.0)))
+        [2.00, 4.00]
+        """
         return replace(self, lower=max(self.lower, other.lower), upper=min(self.upper, other.upper))
 
     def covering(self, parts: Iterable[Bound]) -> Bound:
-        """Returns this bound, of a whole, if none of its parts is known to lie above it.
+        """Returns this bound if no part lies above it.
 
         Raises:
           ContradictoryBounds: If the lower end of a part is above the upper end of the whole, and
@@ -121,15 +135,21 @@ class Bound:
 
     @property
     def width(self) -> float:
-        """The distance between the two ends; 0 where both are the same infinity."""
+        """Distance between the two ends; 0 for equal infinities."""
         return 0.0 if self.lower == self.upper else self.upper - self.lower
 
     def format_lower(self, spec: str = THREE_DIGITS) -> str:
-        """Formats the lower end, rounded down; `spec` is '.Nf', '.Ne' or '.Ng'."""
+        """Formats the lower end, rounded down.
+
+        `spec` is '.Nf', '.Ne' or '.Ng'.
+        """
         return _round_outward(self.lower, spec, up=False)
 
     def format_upper(self, spec: str = THREE_DIGITS) -> str:
-        """Formats the upper end, rounded up; `spec` is '.Nf', '.Ne' or '.Ng'."""
+        """Formats the upper end, rounded up.
+
+        `spec` is '.Nf', '.Ne' or '.Ng'.
+        """
         return _round_outward(self.upper, spec, up=True)
 
     def __format__(self, spec: str) -> str:
@@ -162,19 +182,25 @@ class PrivacyProfile(Protocol):
     """The curve delta(epsilon) = sup over neighbours, events of P(event) - e^epsilon Q(event)."""
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0.
+        """Bounds delta at `epsilon`.
 
-        `tolerance` is the width, relative to delta, at which a profile that refines a grid may
-        stop. A closed form ignores it.
+        A closed form ignores the tolerance.
+
+        Args:
+          epsilon: Epsilon >= 0.
+          tolerance: Width, relative to delta, at which a profile that refines a grid may stop.
         """
         ...
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta` in (0, 1).
+        """Bounds the smallest epsilon that holds with `delta`.
 
-        `tolerance` is the width at which a profile that refines a grid may stop: in epsilon, and
-        relative to an epsilon below 1. A search far from its answer asks for less. A closed form
-        ignores it.
+        A closed form ignores the tolerance.
+
+        Args:
+          delta: Delta in (0, 1).
+          tolerance: Width at which a profile that refines a grid may stop: in epsilon, and relative
+            to an epsilon below 1.
         """
         ...
 
@@ -184,7 +210,7 @@ class ComposesWithGaussian(PrivacyProfile, Protocol):
     """A profile that knows its own product with a Gaussian release."""
 
     def with_gaussian_release(self, noise_multiplier: float) -> ComposesWithGaussian:
-        """Returns the profile of the mechanism and a Gaussian release of sensitivity 1."""
+        """Returns the profile with a further Gaussian release of sensitivity 1."""
         ...
 
 
@@ -210,13 +236,24 @@ class Question(NamedTuple):
         return bound(self.at, self.tolerance)
 
     def upper_end(self, curve: Curve, resolution: float = 1e-12, start: float = 1.0) -> float:
-        """Returns the upper end of the answer of a profile that lies below a curve."""
+        """Returns the answer's upper end by a curve from above.
+
+        Args:
+          curve: Bound on the profile's delta from above.
+          resolution: Width of the search for epsilon.
+          start: First epsilon of the search.
+        """
         if self.wanted == "delta":
             return min(1.0, curve(self.at))
         return self._crossing(curve, resolution, start)[1]
 
     def lower_end(self, curve: Curve, resolution: float = 1e-12) -> float:
-        """Returns the lower end of the answer of a profile that lies above a curve."""
+        """Returns the answer's lower end by a curve from below.
+
+        Args:
+          curve: Bound on the profile's delta from below.
+          resolution: Width of the search for epsilon.
+        """
         if self.wanted == "delta":
             return max(0.0, curve(self.at))
         return self._crossing(curve, resolution)[0]
@@ -234,7 +271,12 @@ class Question(NamedTuple):
         return falling_root(lambda e: log_excess(curve(e), self.at), start, enough, low=0.0)
 
     def between(self, lower: Curve, upper: Curve) -> Bound:
-        """Returns the answer of a profile that lies between two curves."""
+        """Returns the answer of a profile between two curves.
+
+        Args:
+          lower: Bound on the profile's delta from below.
+          upper: Bound on the profile's delta from above.
+        """
         return Bound(self.lower_end(lower), self.upper_end(upper))
 
     def width(self, bound: Bound) -> float:
@@ -248,11 +290,21 @@ class Profile(abc.ABC):
     """A `PrivacyProfile` that answers both questions in one way."""
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0, to within `tolerance` of it."""
+        """Bounds delta at `epsilon`.
+
+        Args:
+          epsilon: Epsilon >= 0.
+          tolerance: Width that is sharp enough, relative to delta.
+        """
         return self.answer(Question("delta", check_epsilon(epsilon), tolerance))
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
+        """Bounds the smallest epsilon that holds with `delta`.
+
+        Args:
+          delta: Delta in (0, 1).
+          tolerance: Width that is sharp enough: in epsilon, and relative to an epsilon below 1.
+        """
         return self.answer(Question("epsilon", check_delta(delta), tolerance))
 
     @abc.abstractmethod
@@ -290,7 +342,10 @@ class UpperEnd(Profile):
 
 
 def proved(bound: Bound) -> Bound:
-    """Returns `bound` if it is proved: a confidence holds for one question, and many are asked."""
+    """Returns `bound` if it is proved.
+
+    A confidence holds for one question, and searches ask many.
+    """
     if bound.confidence < 1.0:
         raise ValueError("a mechanism's profile must be proved, not estimated with some confidence")
     return bound
@@ -298,6 +353,10 @@ def proved(bound: Bound) -> Bound:
 
 def epsilon(profile: PrivacyProfile, delta: float) -> Bound:
     """Bounds the smallest epsilon that `profile` guarantees at `delta`.
+
+    Args:
+      profile: Profile of the mechanism.
+      delta: Delta of the guarantee, in (0, 0.1).
 
     Raises:
       TypeError: If `profile` is none, such as a sampler's method that returns one.
@@ -316,12 +375,16 @@ def wanted_width(tolerance: float, epsilon: float) -> float:
 
     >>> wanted_width(1e-3, 5.0), wanted_width(1e-3, 0.01)
     (0.001, 1e-05)
+
+    Args:
+      tolerance: Width in epsilon, and relative to an epsilon below 1.
+      epsilon: About the bounded epsilon.
     """
     return tolerance * min(1.0, max(epsilon, _SMALLEST_EPSILON))
 
 
 def format_delta(delta: float) -> str:
-    """Formats the delta of a guarantee to three digits, rounded up: no stronger than certified.
+    """Formats the delta of a guarantee, rounded up to three digits.
 
     >>> format_delta(1 / 37_000_000), format_delta(1e-5)
     ('2.71e-08', '1e-05')
@@ -333,7 +396,9 @@ def format_delta(delta: float) -> str:
 
 
 def default_delta(num_units: int) -> float:
-    """Returns min(1e-5, n^-1.1) for n protected units, rounded down to one significant digit.
+    """Returns min(1e-5, n^-1.1) for n protected units, rounded down.
+
+    One significant digit is kept.
 
     A mechanism that publishes one of n units at random has delta = 1 / n at epsilon 0: a delta must
     be well below that.

@@ -114,10 +114,16 @@ def format_place(place: Place) -> str:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Returns a question after the known name that is meant; else the known names.
+    """Returns the nearest known name as a question.
+
+    It returns all names where none is near and they are few.
 
     >>> near("adm", ["adam", "sgd"]), near("x", ["adam", "sgd"])
     (': did you mean adam?', '; there are adam, sgd')
+
+    Args:
+      name: Name that is not known.
+      known: Known names.
     """
     known = list(known)
     if matches := difflib.get_close_matches(name[:100], known, 1):
@@ -306,7 +312,12 @@ def _either(choices: list[str]) -> str:
 
 
 def format_value(value: Any, *, words: bool = False) -> str:
-    """Returns a value on one short line; `words` of a command are not quoted."""
+    """Returns a value on one short line.
+
+    Args:
+      value: Value to show.
+      words: Whether strings are a command's words, which are not quoted.
+    """
     plain = isinstance(value, str) and re.fullmatch(r"[!-~]{1,80}", value)
     if plain and (words or not _NUMBER.fullmatch(value)):
         return str(value)
@@ -347,7 +358,7 @@ def _field_types(kind: Any) -> Mapping[str, Any]:
 
 
 def named(kind: type) -> Mapping[str, str]:
-    """Returns the attribute of each field by the field's name in files and commands."""
+    """Returns each field's attribute by its name in files."""
     return {_name(hint, attribute): attribute for attribute, hint in field_types(kind).items()}
 
 

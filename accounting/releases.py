@@ -68,7 +68,7 @@ class EnvelopeProfile(Profile):
         return Bound.largest(question.ask(profile) for profile in self.profiles)
 
     def with_gaussian_release(self, noise_multiplier: float) -> EnvelopeProfile:
-        """Returns the maximum of the profiles with a further Gaussian release."""
+        """Returns the envelope with a further Gaussian release."""
         profiles = self.profiles
         return EnvelopeProfile(tuple(with_gaussian_release(p, noise_multiplier) for p in profiles))
 
@@ -111,7 +111,10 @@ class ComposedProfile(Profile):
         return Bound(lower, max(lower, upper), note=_NOTE_OF_PARTS)
 
     def with_gaussian_release(self, noise_multiplier: float) -> ComposedProfile:
-        """Returns the composition with a further release, which joins the last mechanism."""
+        """Returns the composition with a further Gaussian release.
+
+        The release joins the last mechanism.
+        """
         *preceding, last = self.profiles
         joined = with_gaussian_release(last, noise_multiplier)
         releases = joined.profiles if isinstance(joined, ComposedProfile) else (joined,)
@@ -119,7 +122,9 @@ class ComposedProfile(Profile):
 
 
 def with_gaussian_release(profile: PrivacyProfile, noise_multiplier: float) -> PrivacyProfile:
-    """Returns the profile of a mechanism beside a Gaussian release of sensitivity 1.
+    """Returns the profile of a mechanism beside a Gaussian release.
+
+    The release has sensitivity 1.
 
     Both together are dominated by the product of their pairs, which profiles that compose know
     (`ComposesWithGaussian`). Others are bounded by basic composition.
@@ -208,7 +213,9 @@ class TrialCount:
         return math.expm1(-self.shape * log_ratio) / math.expm1(self.shape * log_gamma)
 
     def draw(self, generator: np.random.Generator | None = None) -> int:
-        """Draws K by inversion, counting up to K or to where no mass is left.
+        """Draws K by inversion.
+
+        K is counted up to where no mass is left.
 
         Args:
           generator: As secret as the noise; by default of the operating system's entropy.
@@ -253,7 +260,7 @@ class SelectionProfile(Profile):
     count: TrialCount
 
     def answer(self, question: Question) -> Bound:
-        """Answers by the theorem, and for delta by the distance of two trials' laws as well."""
+        """Answers by the theorem, or two trials' distance."""
         single = self._trial(question)
         surcharge = self._surcharge(question.tolerance)
         if question.wanted == "epsilon":

@@ -71,10 +71,14 @@ def falling_root(
 
 
 def log_excess(value: float, target: float) -> float:
-    """Returns log(`value` / `target`), with the sign of their difference whatever the rounding.
+    """Returns log(`value` / `target`), with their difference's exact sign.
 
     >>> log_excess(1.0, 1.0), log_excess(0.0, 1.0) < 0.0 < log_excess(2.0, 1.0)
     (0.0, True)
+
+    Args:
+      value: Number >= 0.
+      target: Number > 0.
     """
     if value == math.inf:
         return math.inf

@@ -62,7 +62,14 @@ class LowerRatio(LikelihoodRatio):
     def from_masses(
         cls, p: Array, q: Array, step: float, drift: float = 8.0 * ROUNDING
     ) -> LowerRatio:
-        """Gathers the outcomes at the grid point nearest their ratio."""
+        """Gathers the outcomes at the grid point nearest their ratio.
+
+        Args:
+          p: Mass of each outcome under P: float64[outcomes].
+          q: Mass of each outcome under Q: float64[outcomes].
+          step: Grid step in log X.
+          drift: Bound on the relative error of the masses.
+        """
         positive = (p > FLUSH) & (q > FLUSH)
         if not positive.any():  # an atom at X = 1 adds to no delta
             positive, p, q = np.ones(1, bool), *np.full((2, 1), FLUSH)
@@ -81,7 +88,10 @@ class LowerRatio(LikelihoodRatio):
         )  # fmt: skip
 
     def product(self, other: LowerRatio) -> LowerRatio:
-        """Returns X Y of independent X, Y: pairs of one grid point are contracted."""
+        """Returns X Y of independent X, Y, bounded from below.
+
+        Pairs of one grid point are contracted to their mean.
+        """
         self.check_grid_of(other)
         x, y = self._atoms(self.start), other._atoms(other.start)
         start, log_scale = x.start + y.start, self.log_scale + other.log_scale
@@ -108,7 +118,15 @@ class LowerRatio(LikelihoodRatio):
         ).trim()
 
     def mean_with(self, count: int, other: LowerRatio, others: int) -> LowerRatio:
-        """Returns (count X + others Y) / (count + others): sums gather at grid points."""
+        """Returns the weighted mean of X and Y, bounded from below.
+
+        It is (count X + others Y) / (count + others); sums gather at grid points.
+
+        Args:
+          count: Weight of X, this law's.
+          other: Law of Y, independent of X.
+          others: Weight of Y.
+        """
         total, grid = count + others, self.sum_grid(count, other, others)
         sums = grid.pairs.lower(
             self._atoms(grid.starts[0], count), other._atoms(grid.starts[1], others)
@@ -127,20 +145,31 @@ class LowerRatio(LikelihoodRatio):
         return Atoms(start, q, p, p / stretch, q * stretch)
 
     def diluted(self, count: int, others: int, step: float) -> LowerRatio:
-        """Returns (count X + others) / (count + others), contracted to the new grid."""
+        """Returns the weighted mean of X and 1, on another grid.
+
+        It is (count X + others) / (count + others), contracted to the new grid.
+
+        Args:
+          count: Weight of X, >= 1.
+          others: Weight of the constant 1, >= 1.
+          step: Grid step of the result, in log X.
+        """
         constant_share = others / (count + others)
         p = (1.0 - constant_share) * self.p + constant_share * self.q
         ratio = self.from_masses(p, self.q, step, self.drift + 8.0 * ROUNDING)
         return replace(ratio, shift=ratio.shift + self.shift, tail=self.tail).trim()
 
     def refined(self, factor: int) -> LowerRatio:
-        """Returns the same atoms on a grid `factor` times finer: exact."""
+        """Returns the same atoms on a finer grid, exactly.
+
+        The grid is `factor` times finer.
+        """
         offset = np.zeros((self.q.size - 1) * factor + 1)
         offset[::factor] = self.offset
         return replace(super().refined(factor), offset=offset)
 
     def trim(self) -> LowerRatio:
-        """Cuts off tails: contracts each with the last atom that is kept."""
+        """Contracts each tail with the last atom before it."""
         ratio = self.flush()
         below, above = ratio.kept_range()
         if below == 0 and above == ratio.q.size - 1:
@@ -173,7 +202,7 @@ class LowerRatio(LikelihoodRatio):
         return replace(self, q=q, p=p, offset=offset)
 
     def coarsened(self) -> LowerRatio:
-        """Returns the law on a grid twice as coarse: pairs of atoms are contracted."""
+        """Contracts pairs of atoms to a grid twice as coarse."""
         odd = self.start % 2
         size, start = (self.q.size + odd + 1) // 2 + 1, (self.start - odd) // 2
         (q_even, q_odd), (p_even, p_odd), (even, later) = (

@@ -38,7 +38,13 @@ class Mixture(NamedTuple):
     def from_weights(
         cls, means: Sequence[float], weights: Sequence[float], scale: float
     ) -> Mixture:
-        """Returns the mixture without its components of weight 0."""
+        """Returns the mixture without its components of weight 0.
+
+        Args:
+          means: Mean of each component.
+          weights: Weight of each component, >= 0.
+          scale: Standard deviation of every component.
+        """
         positive = [i for i, weight in enumerate(weights) if weight > 0.0]
         return cls(
             np.array([means[i] for i in positive], float),
@@ -60,7 +66,10 @@ class Mixture(NamedTuple):
         return np.sum(components, axis=0)
 
     def drift(self, edges: Array) -> float:
-        """Bounds the relative error of each of `masses`, weights taken as they are."""
+        """Bounds the relative error of each of `masses`.
+
+        Weights are taken as exact.
+        """
         drifts = [normal_drift(edges, mean, self.scale).max() for mean in self.means]
         return float(max(drifts)) + (len(drifts) + 4.0) * ROUNDING
 
@@ -80,7 +89,14 @@ class Mixture(NamedTuple):
 
 
 def ratio_deviation(p: Mixture, q: Mixture) -> float:
-    """Returns about the deviation of X = dP/dQ under Q, where |X - 1| is cut off at 1."""
+    """Returns about the deviation of X = dP/dQ under Q.
+
+    |X - 1| is cut off at 1.
+
+    Args:
+      p: P.
+      q: Q, with the scale of P.
+    """
     (p_low, p_high), (q_low, q_high) = p.reach(1e-12), q.reach(1e-12)
     edges = np.linspace(min(p_low, q_low), max(p_high, q_high), 2000)
     p_mass, q_mass = p.masses(edges), q.masses(edges)
@@ -89,9 +105,17 @@ def ratio_deviation(p: Mixture, q: Mixture) -> float:
 
 
 def ratio_edges(p: Mixture, q: Mixture, step: float, tail: float) -> Array:
-    """Returns edges of cells, -inf and inf the outer ones, in which log dP/dQ varies by about step.
+    """Returns cells in which log dP/dQ varies by about `step`.
+
+    The outer edges are -inf and inf. The ratio varies by more where the cells would be too many.
 
     By more, where they would be too many.
+
+    Args:
+      p: P.
+      q: Q, with the scale of P.
+      step: Grid step in log X.
+      tail: Mass of each law beyond the range whose variation is counted.
     """
     (p_low, p_high), (q_low, q_high) = p.reach(tail), q.reach(tail)
     z = np.linspace(min(p_low, q_low), max(p_high, q_high), 20_001)
@@ -105,7 +129,13 @@ def ratio_edges(p: Mixture, q: Mixture, step: float, tail: float) -> Array:
 
 
 def check_grid(largest_loss: float, step: float, cells: float) -> None:
-    """Raises a GridError where losses, the `step`, or the number of `cells`, are too large."""
+    """Raises GridError unless a grid of the losses is computed.
+
+    Args:
+      largest_loss: Largest loss on the grid.
+      step: Grid step of the loss.
+      cells: Number of cells.
+    """
     if not max(largest_loss, step) <= _LARGEST_LOSS:
         raise GridError(f"no finer grid is computed: losses are beyond {_LARGEST_LOSS:.0f}")
     if cells > MOST_CELLS:
@@ -115,7 +145,9 @@ def check_grid(largest_loss: float, step: float, cells: float) -> None:
 def release_ratio(
     noise_multiplier: float, beside: Ratio, tail: float | None = None
 ) -> list[tuple[Ratio, int]]:
-    """Returns the law of X of one Gaussian release, and its number 1; nothing at infinite noise.
+    """Returns the ratio of a Gaussian release, and its number 1.
+
+    The list is empty at infinite noise.
 
     Args:
       noise_multiplier: Noise of the release.
@@ -136,7 +168,14 @@ def release_ratio(
 def sampled_release(
     kind: type[Ratio], noise_multiplier: float, rate: float, step: float, tail: float
 ) -> Ratio:
-    """Returns the law of X of one release in which the example takes part at `rate`.
+    """Returns the ratio of a release with participation at `rate`.
+
+    Args:
+      kind: Side of the bound: upper or lower.
+      noise_multiplier: s of the release.
+      rate: Probability that the example takes part.
+      step: Grid step in log X.
+      tail: Largest mass beyond either end of the grid.
 
     Raises:
       GridError: If the grid would be too large.
@@ -151,7 +190,12 @@ def sampled_release(
 
 
 def with_release(ratio: Ratio, noise_multiplier: float) -> Ratio:
-    """Returns the law of X of releases, and of a Gaussian one of finite noise."""
+    """Returns the ratio of releases and one further Gaussian release.
+
+    Args:
+      ratio: Ratio of the releases.
+      noise_multiplier: s of the further release; infinite for none.
+    """
     for release, _ in release_ratio(noise_multiplier, ratio):
         ratio = ratio.product(release)
     return ratio
@@ -160,10 +204,16 @@ def with_release(ratio: Ratio, noise_multiplier: float) -> Ratio:
 def solve_increasing(
     function: Callable[[Array], Array], values: Array, low: float, high: float
 ) -> Array:
-    """Returns x in [low, high] with function(x) = `values`, for an increasing vectorised function.
+    """Returns x in [low, high] with function(x) = `values`.
 
     By regula falsi with bisections in between, until the function is met to a few roundings or the
     bracket ends at neighbouring doubles; a value out of reach gives the nearer end.
+
+    Args:
+      function: Increasing vectorised function.
+      values: Values to reach: float64[n].
+      low: Lower end of every x.
+      high: Upper end of every x.
     """
     lows, highs = np.full(values.shape, low), np.full(values.shape, high)
     below, above = function(lows) - values, function(highs) - values

@@ -43,18 +43,30 @@ class Releases:
     release: float = math.inf
 
     def log_power(self, z: Any, log_moment: Any) -> Any:
-        """Returns the log of E[X^z] of all releases together, from `log_moment` of each."""
+        """Returns log E[X^z] of all releases together.
+
+        Args:
+          z: Exponents.
+          log_moment: log E[X^z] of one release, at the same exponents.
+        """
         return self.count * log_moment + self.log_beside(z)
 
     def log_beside(self, z: Any) -> Any:
-        """Returns log E[X^z] of the further release, to 8 roundings; it falls in Im z."""
+        """Returns log E[X^z] of the further release.
+
+        It is good to 8 roundings, and its real part falls in Im z.
+        """
         mu = 1.0 / self.release
         return 0.5 * (mu * z) * (mu * (z - 1.0))
 
     def log_ratio(self, u: Real, height: float) -> Complex:
-        """Returns log X at u + i height, 0 <= height < pi s; complex [nodes].
+        """Returns log X at u + i `height`: complex128[nodes].
 
         Relative errors of |X - 1| and log X are some 40 roundings, and the part of Y's own error.
+
+        Args:
+          u: Real parts of the nodes: float64[nodes].
+          height: Imaginary part, 0 <= height < pi s.
         """
         sigma, rate = self.noise_multiplier, self.sampling_prob
         y, angle = (u - 0.5 / sigma) / sigma, height / sigma

@@ -59,7 +59,7 @@ class Part(Protocol):
 
 
 def largest_side(parts: Sequence[Part]) -> Side:
-    """Returns the bound of all parts together: the largest of theirs."""
+    """Returns the largest of the parts' bounds."""
     return Side(
         lambda epsilon: max(law.delta(epsilon) for law in parts),
         lambda epsilon: max(law.floor(epsilon) for law in parts),
@@ -67,7 +67,12 @@ def largest_side(parts: Sequence[Part]) -> Side:
 
 
 def negligible(side: Side, point: Point) -> bool:
-    """Returns whether a computation's certified error is a small part of delta near `point`."""
+    """Returns whether a side's certified error is negligible near `point`.
+
+    Args:
+      side: Bound on delta, with its certified error.
+      point: Point at which delta is to be sharp.
+    """
     epsilon = point.epsilon
     if epsilon is None:
         epsilon = Question("epsilon", point.delta).lower_end(side.curve, 1e-3)
@@ -88,12 +93,15 @@ class Grids(Protocol):
 
     @property
     def coarsest(self) -> float:
-        """The coarsest resolution to try where the first is too large to be computed."""
+        """Coarsest resolution that is tried.
+
+        It is tried where the first grid is too large to be computed.
+        """
         ...
 
     @property
     def gap_note(self) -> str:
-        """Reason why the ends of the finest grids may still differ; empty where they meet."""
+        """Reason why the finest ends may differ, or ""."""
         ...
 
     def finest(self, point: Point) -> float:
@@ -101,11 +109,21 @@ class Grids(Protocol):
         ...
 
     def upper(self, resolution: float, point: Point) -> Side:
-        """Returns an upper bound, sharp near `point`; raises GridError if it is not computed."""
+        """Returns an upper bound, sharp near `point`.
+
+        Args:
+          resolution: Fineness of the grid, in proportion to its step.
+          point: Point at which the bound is to be sharp.
+        """
         ...
 
     def lower(self, resolution: float, point: Point) -> Side:
-        """Returns a lower bound, sharp near `point`; raises GridError if it is not computed."""
+        """Returns a lower bound, sharp near `point`.
+
+        Args:
+          resolution: Fineness of the grid, in proportion to its step.
+          point: Point at which the bound is to be sharp.
+        """
         ...
 
 
@@ -127,7 +145,7 @@ class _Step:
 
 
 def refine(grids: Grids, question: Question, bound: Bound, relative: float = 0.0) -> Bound:
-    """Intersects `bound` with the bounds of finer and finer grids, until it is sharp.
+    """Intersects `bound` with bounds of finer grids until sharp.
 
     Args:
       grids: Grids of increasing resolution.

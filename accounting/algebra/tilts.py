@@ -101,14 +101,19 @@ class Tilts:
         return np.where(scale == 0.0, np.log1p(excess), large)
 
     def log_ceiling(self, tilts: Real) -> Real:
-        """Returns about the log of (M(c)^T - 1) / (c (c - 1)), whose e^{-(c - 1) v} is o's size."""
+        """Returns about log((M(c)^T - 1) / (c (c - 1))).
+
+        Times e^{-(c - 1) v} it is the size of o.
+        """
         total = self.log_powers(tilts)
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.maximum(total, 0.0) + np.log(-np.expm1(-np.abs(total)))
             return logs - np.log(np.abs(tilts * (tilts - 1.0)))
 
     def for_loss(self, loss: float) -> float:
-        """Returns the tilt at which o(`loss`) is computed best: the saddle point of its transform.
+        """Returns the best tilt to compute o(`loss`) by.
+
+        It is the saddle point of the transform.
 
         Above 1 for a large `loss`, below 0 for one far below 0, and between them near 0. The poles
         of 1 / (z (z - 1)), which cancel, are kept at a distance.

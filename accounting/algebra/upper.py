@@ -51,7 +51,15 @@ class UpperRatio(LikelihoodRatio):
     def of_spread(
         cls, step: float, first: int, cells: Spread, drift: float, shift: float
     ) -> UpperRatio:
-        """Returns the law of cells that were spread to the grid points from index `first` on."""
+        """Returns the law of cells spread to grid points.
+
+        Args:
+          step: Grid step in log X.
+          first: Index of the first grid point.
+          cells: Masses at the grid points, at 0 and at infinity.
+          drift: Bound on the relative error of the masses.
+          shift: Bound on the error of each log X.
+        """
         return cls(
             step=step, start=first, q=cells.q, p=cells.p, drift=drift, shift=shift,
             zero=cells.zero, infinity=cells.infinity,
@@ -71,7 +79,14 @@ class UpperRatio(LikelihoodRatio):
     def from_masses(
         cls, p: Array, q: Array, step: float, drift: float = 8.0 * ROUNDING
     ) -> UpperRatio:
-        """Splits each outcome between the two grid points beside its ratio."""
+        """Splits each outcome between the grid points beside its ratio.
+
+        Args:
+          p: Mass of each outcome under P: float64[outcomes].
+          q: Mass of each outcome under Q: float64[outcomes].
+          step: Grid step in log X.
+          drift: Bound on the relative error of the masses.
+        """
         positive = (p > FLUSH) & (q > FLUSH)
         zero, infinity = float(q[~positive].sum()), float(p[~positive].sum())
         if not positive.any():  # an atom at X = 1 adds to no delta
@@ -112,7 +127,15 @@ class UpperRatio(LikelihoodRatio):
         ).trim()
 
     def mean_with(self, count: int, other: UpperRatio, others: int) -> UpperRatio:
-        """Returns (count X + others Y) / (count + others): sums are split between grid points."""
+        """Returns the weighted mean of X and Y, bounded from above.
+
+        It is (count X + others Y) / (count + others); sums are split between grid points.
+
+        Args:
+          count: Weight of X, this law's.
+          other: Law of Y, independent of X.
+          others: Weight of Y.
+        """
         total, grid = count + others, self.sum_grid(count, other, others)
         first, second = (
             Atoms(start, q, weight * p, weight * p, q)
@@ -143,7 +166,15 @@ class UpperRatio(LikelihoodRatio):
         ).trim()  # fmt: skip
 
     def diluted(self, count: int, others: int, step: float) -> UpperRatio:
-        """Returns (count X + others) / (count + others): 0 becomes a value, infinity stays."""
+        """Returns the weighted mean of X and 1, on another grid.
+
+        It is (count X + others) / (count + others): X = 0 becomes a positive value, infinity stays.
+
+        Args:
+          count: Weight of X, >= 1.
+          others: Weight of the constant 1, >= 1.
+          step: Grid step of the result, in log X.
+        """
         constant_share = others / (count + others)
         q, p = np.append(self.q, self.zero), np.append(self.p, 0.0)
         p = (1.0 - constant_share) * p + constant_share * q
@@ -153,7 +184,7 @@ class UpperRatio(LikelihoodRatio):
         return replace(ratio, infinity=infinity, shift=shift, tail=self.tail).trim()
 
     def trim(self) -> UpperRatio:
-        """Cuts off tails: spreads them to the last atoms that are kept, 0 and infinity."""
+        """Spreads the tails to the last atoms, 0 and infinity."""
         ratio = self.flush()
         below, above = ratio.kept_range()
         if below == 0 and above == ratio.q.size - 1:
@@ -172,7 +203,7 @@ class UpperRatio(LikelihoodRatio):
         return replace(ratio, start=ratio.start + below, q=q, p=p, drift=drift, **end_masses)
 
     def flush(self) -> UpperRatio:
-        """Returns the law with masses under FLUSH moved to 0 and infinity."""
+        """Moves masses under FLUSH to 0 and infinity."""
         few = self.few()
         if not few.any():
             return self
@@ -181,7 +212,7 @@ class UpperRatio(LikelihoodRatio):
         return replace(self, q=q, p=p, zero=float(zero), infinity=float(infinity))
 
     def coarsened(self) -> UpperRatio:
-        """Returns the law on a grid twice as coarse: odd atoms are split."""
+        """Splits odd atoms, to a grid twice as coarse."""
         odd = self.start % 2
         size = (self.q.size + odd + 1) // 2 + 1
         (q, q_odd), (p, p_odd) = (every_other(x, odd, size) for x in (self.q, self.p))

@@ -72,7 +72,11 @@ class BallsAndBinsProfile(WithRelease):
         return ((((1, self.bins),), self.epochs),)
 
     def answer(self, question: Question) -> Bound:
-        """Answers as the draws do, of which a fixed one has the releases' sum for a statistic."""
+        """Answers by the assignments that the epochs draw.
+
+        Fixed assignments have the releases' sum for a sufficient statistic: one epoch at s /
+        sqrt(E).
+        """
         sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
         draws = AssignmentsProfile(sigma, ((((1, self.bins),), epochs),), self.release)
         return draws.answer(question)
@@ -117,7 +121,10 @@ class AssignmentsProfile(WithRelease):
         object.__setattr__(self, "assignments", tuple(sorted(counted.items())))
 
     def answer(self, question: Question) -> Bound:
-        """Answers by closed forms, by inverting a transform, and by grids where these are wide."""
+        """Answers by closed forms, an inverted transform, or grids.
+
+        The closed forms come first, and grids where the others are wide.
+        """
         if (steps := self._steps()) is not None:
             return question.ask(steps)
         if all(assignment[0][1] == len(assignment) == 1 for assignment, _ in self.assignments):
@@ -162,7 +169,10 @@ class AssignmentsProfile(WithRelease):
         return known_order(self.noise_multiplier, times, self.release)
 
     def little_noise(self, epsilon: float) -> float:
-        """Bounds delta from below, by the example's own releases in its most released bins."""
+        """Bounds delta from below, sharply at little noise.
+
+        It counts the example's own releases in its most released bins.
+        """
         shift = log_share = 0.0
         for assignment, count in self.assignments:
             log_bins = math.log(sum(bins for _, bins in assignment))
@@ -177,7 +187,9 @@ class AssignmentsProfile(WithRelease):
 def bins_profile(
     noise_multiplier: float, assignments: Mapping[Assignment, int]
 ) -> BallsAndBinsProfile | AssignmentsProfile:
-    """Returns the profile of assignments, or of whole epochs where all bins are alike.
+    """Returns the profile of assignments, or of whole epochs.
+
+    Whole epochs are those whose bins are all alike.
 
     Args:
       noise_multiplier: s.

@@ -76,15 +76,25 @@ class BinsGrids:
     gap_note: str = ""
 
     def finest(self, point: Point) -> float:
-        """Returns about the finest resolution that takes no more than the most work."""
+        """Returns about the finest resolution within the most work."""
         return self._grid(self.coarsest, point).finest(_most_work(point))
 
     def upper(self, resolution: float, point: Point) -> Side:
-        """Returns an upper bound (see `Grids`)."""
+        """Returns an upper bound (see `Grids`).
+
+        Args:
+          resolution: Fineness of the grid, in proportion to its step.
+          point: Point at which the bound is to be sharp.
+        """
         return self._side(UpperRatio, composed_upper, resolution, point)
 
     def lower(self, resolution: float, point: Point) -> Side:
-        """Returns a lower bound (see `Grids`)."""
+        """Returns a lower bound (see `Grids`).
+
+        Args:
+          resolution: Fineness of the grid, in proportion to its step.
+          point: Point at which the bound is to be sharp.
+        """
         return self._side(LowerRatio, composed_lower, resolution, point)
 
     def _grid(self, resolution: float, point: Point) -> _Grid:
@@ -135,7 +145,7 @@ class _Grid(NamedTuple):
     tail: float
 
     def work(self) -> float:
-        """Returns about how long it takes, in units of a pair of atoms that is added up."""
+        """Returns the grid's work, in pairs of atoms."""
         return sum(self._work(times, bins) for times, bins in _released(self.kinds))
 
     def _work(self, times: int, bins: tuple[int, ...]) -> float:
@@ -147,7 +157,7 @@ class _Grid(NamedTuple):
         return additions * sum(d * (atoms + _WORK_PER_DISTANCE) for d in distances)
 
     def finest(self, most: float) -> float:
-        """Returns the finest resolution, or nearly so, that takes no more work than `most`."""
+        """Returns about the finest resolution with work up to `most`."""
         finer = [self.resolution * 0.98**k for k in range(1_000)]
         beyond = bisect.bisect_right(
             finer, most, lo=1, key=lambda r: self._replace(resolution=r).work()
@@ -161,12 +171,15 @@ class _Grid(NamedTuple):
         return tuple(self.resolution * first / 2.0**h for h in halved)
 
     def wanted_step(self) -> float:
-        """Returns the grid step for the composition, in proportion to the deviations."""
+        """Returns the composition's grid step, in proportion to deviations."""
         first, _, last = _steps(self.sigma, self.kinds)
         return self.resolution * first / 2.0**last
 
     def last_step(self) -> float:
-        """Returns the grid step on which assignments are composed: no more than _MOST_ATOMS."""
+        """Returns the step that leaves at most _MOST_ATOMS atoms.
+
+        Assignments are composed on it.
+        """
         step, span = self.wanted_step(), self._diluted_span()
         while span > _MOST_ATOMS * step:
             step *= 2.0

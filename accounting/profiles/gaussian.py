@@ -61,19 +61,29 @@ class GaussianProfile(Profile, Record):
 
 
 def composed_noise(noise_multiplier: float, release: float) -> float:
-    """Returns the noise multiplier of one Gaussian release at the cost of two.
+    """Returns the noise of one Gaussian release costing two.
 
     Their losses add up, and so do the inverse squares; infinite noise is no release.
 
     >>> composed_noise(3.0, 4.0), composed_noise(3.0, float("inf"))
     (2.4, 3.0)
+
+    Args:
+      noise_multiplier: Noise multiplier of the first release.
+      release: Noise multiplier of the second release; infinite for none.
     """
     smaller_noise, larger_noise = sorted((noise_multiplier, release))
     return smaller_noise / math.hypot(1.0, smaller_noise / larger_noise)
 
 
 def known_order(noise_multiplier: float, steps: int, release: float = math.inf) -> GaussianProfile:
-    """Returns the profile of an example in each of `steps` releases, and in a further one."""
+    """Returns the profile of an example in every release.
+
+    Args:
+      noise_multiplier: s of each step.
+      steps: Number of steps.
+      release: Noise multiplier of a further Gaussian release; infinite for none.
+    """
     return GaussianProfile(composed_noise(noise_multiplier / math.sqrt(steps), release))
 
 
@@ -89,10 +99,18 @@ class WithRelease(Profile, Record):
 
 
 def as_redrawn(noise_multiplier: float, epochs: int, mode: str) -> tuple[float, int]:
-    """Returns the noise multiplier and the number of epochs that are drawn anew.
+    """Returns noise and epochs of equivalent redrawn epochs.
 
     E epochs of a 'fixed' draw have a sufficient statistic, the releases' sum: one epoch at s /
     sqrt(E).
+
+    >>> as_redrawn(2.0, 4, "fixed"), as_redrawn(2.0, 4, "redrawn")
+    ((1.0, 1), (2.0, 4))
+
+    Args:
+      noise_multiplier: s of the mechanism.
+      epochs: E.
+      mode: 'redrawn' or 'fixed'.
     """
     if mode == "fixed":
         return noise_multiplier / math.sqrt(epochs), 1

@@ -45,7 +45,9 @@ class Outcomes(NamedTuple):
 
 
 def outcomes(draws: Sequence[int], sizes: Sequence[int]) -> Outcomes:
-    """Returns the probabilities with which the draw of a leaf fails at each level, or succeeds.
+    """Returns the probabilities of each outcome of a leaf's draw.
+
+    The draw fails at one of the levels, or succeeds.
 
     >>> outcomes((1, 5), (10, 10))
     Outcomes(fails=(0.9, 0.05), succeeds=0.05)
@@ -110,7 +112,10 @@ class MultistageProfile(RepeatedProfile):
         return self.clipped_level in (None, len(self.draws))
 
     def contributions(self) -> list[int]:
-        """Returns K_j, the clipped gradients below a drawn unit of level j, for j = 1, ..., c."""
+        """Returns K_j for j = 1, ..., c.
+
+        K_j is the number of clipped gradients below a drawn unit of level j.
+        """
         level = len(self.draws) if self.clipped_level is None else self.clipped_level
         return [math.prod(self.draws[j:level]) for j in range(1, level + 1)]
 
@@ -119,15 +124,26 @@ class MultistageProfile(RepeatedProfile):
         return self.ceiling() if outcomes(self.draws, self.sizes).succeeds == 1.0 else None
 
     def ceiling(self) -> GaussianProfile:
-        """Returns the profile if it were known who is drawn, and x always were."""
+        """Returns the profile of an example that is always drawn.
+
+        Whoever is drawn is known.
+        """
         return GaussianProfile(self.noise_multiplier / self._own() / math.sqrt(self.steps))
 
     def deviation(self) -> float:
-        """Returns about the deviation of one release's X under Q, cut off at 1."""
+        """Returns about the deviation of one release's ratio.
+
+        The deviation is under Q, with |X - 1| cut off at 1.
+        """
         return ratio_deviation(*self._pair("with").laws())
 
     def lower_ratios(self, step: float, tail: float) -> list[LowerRatio]:
-        """Returns the laws of the concrete pairs of one release."""
+        """Returns the laws of the concrete pairs of one release.
+
+        Args:
+          step: Grid step in log X.
+          tail: Largest mass beyond either end of the grid.
+        """
         ratios = []
         for with_x, without_x in self.concrete_pairs():
             edges = ratio_edges(with_x, without_x, 0.25 * step, tail)
@@ -137,7 +153,9 @@ class MultistageProfile(RepeatedProfile):
         return ratios
 
     def divergence(self, a: float) -> float:
-        """Returns h(a): no step has a larger int (P_with - a P_without)_+; a > 0, and finite.
+        """Returns h(a), before its convex minorant.
+
+        No step has a larger int (P_with - a P_without)_+; a > 0, and finite.
 
         Before the convex minorant, in floating point: for plots and tests, not for guarantees.
         """
@@ -146,7 +164,14 @@ class MultistageProfile(RepeatedProfile):
         return self._pair("with").divergence(a)
 
     def upper_ratio(self, step: float, tail: float) -> UpperRatio:
-        """Returns the pair that dominates one release in both orders: glued, and bridged at 1."""
+        """Returns the pair that dominates one release.
+
+        It holds in both orders: the two halves are glued, and bridged at 1.
+
+        Args:
+          step: Grid step in log X.
+          tail: Largest mass beyond either end of the grid.
+        """
         right, right_drift = self._pair("with").spread(step, tail)
         # Of 1/X: P and Q are exchanged.
         below, below_drift = self._pair("without").spread(step, tail)
@@ -177,7 +202,9 @@ class MultistageProfile(RepeatedProfile):
         return UpperRatio.of_spread(step, -size, cells, drift, EDGE_DRIFT + 2.0 * drift)
 
     def concrete_pairs(self) -> Iterator[tuple[Mixture, Mixture]]:
-        """Yields laws of one release (with x, without x) of data sets in one dimension.
+        """Yields one release's laws with x and without x.
+
+        The data sets have one dimension.
 
         The gradients that branch off x's path at level j are all sign_j.
         """

@@ -60,7 +60,7 @@ class PoissonProfile(WithRelease):
     release: Release = math.inf
 
     def answer(self, question: Question) -> Bound:
-        """Answers by inversion, and by grids where that is not sharp enough."""
+        """Answers by inversion, or by grids where sharper."""
         # Without sampling: it is q = 1, and an upper bound for every q.
         bound = question.ask(known_order(self.noise_multiplier, self.steps, self.release))
         if self.sampling_prob == 1.0:

@@ -70,7 +70,14 @@ class RepeatedGrids:
         return _FINEST
 
     def upper(self, resolution: float, point: Point) -> Side:
-        """Returns an upper bound, with tails that are of no consequence to its delta."""
+        """Returns an upper bound (see `Grids`).
+
+        Its tails are of no consequence to delta.
+
+        Args:
+          resolution: Fineness of the grid, in proportion to its step.
+          point: Point at which the bound is to be sharp.
+        """
         tail = _tail(point)
         while True:
             side = self._upper(self._step(resolution), tail, point)
@@ -97,7 +104,12 @@ class RepeatedGrids:
         return Side(lambda epsilon: min(side.curve(epsilon), power.delta(epsilon)))
 
     def lower(self, resolution: float, point: Point) -> Side:
-        """Returns a lower bound: the largest of several laws'."""
+        """Returns the largest of several laws' lower bounds.
+
+        Args:
+          resolution: Fineness of the grid, in proportion to its step.
+          point: Point at which the bound is to be sharp.
+        """
         tail = max(_tail(point) / self.steps, 1e-300)
         ratios = self.lower_ratios(self._step(resolution), tail)
         laws = [[(law, self.steps), *release_ratio(self.release, law, tail)] for law in ratios]
@@ -155,18 +167,26 @@ class RepeatedProfile(WithRelease, abc.ABC):
 
     @abc.abstractmethod
     def lower_ratios(self, step: float, tail: float) -> Sequence[LowerRatio]:
-        """Returns laws that one release's X dominates; see `upper_ratio`."""
+        """Returns laws that one release's X dominates.
+
+        Args:
+          step: Grid step in log X.
+          tail: Largest mass beyond either end of the grid.
+        """
 
     @abc.abstractmethod
     def deviation(self) -> float:
-        """Returns about the deviation of one release's X under Q, to choose the grid by."""
+        """Returns about the deviation of one release's ratio.
+
+        It is under Q, to choose the grid by.
+        """
 
     @abc.abstractmethod
     def ceiling(self) -> ComposesWithGaussian:
-        """Returns a closed-form profile of the releases that is never below this one's."""
+        """Returns a closed-form profile that is never below this one."""
 
     def simpler(self) -> ComposesWithGaussian | None:
-        """Returns the releases' law under another name, where there is one."""
+        """Returns an equal profile of another class, or None."""
         return None
 
     def _beside(self, releases: ComposesWithGaussian) -> PrivacyProfile:

@@ -67,7 +67,10 @@ class ShuffleProfile(WithRelease):
     release: Release = math.inf
 
     def answer(self, question: Question) -> Bound:
-        """Answers by closed forms, and by lower bounds on grids where these are wide."""
+        """Answers by closed forms, and wide intervals by grids.
+
+        Grids give lower ends only.
+        """
         known_order_bound = question.ask(
             known_order(self.noise_multiplier, self.epochs, self.release)
         )

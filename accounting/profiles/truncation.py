@@ -49,10 +49,14 @@ class Flagged(NamedTuple):
     """Dominates such a run."""
 
     def charge(self, epsilon: float, negligible: float) -> float:
-        """Returns an upper bound on the delta at `epsilon` that these runs add.
+        """Bounds the delta that these runs add.
 
         The first bound of at most `negligible` is returned, or the sharpest: the probability alone,
         then a rough delta of such a run, then a sharper one.
+
+        Args:
+          epsilon: Epsilon at which delta is bounded.
+          negligible: Delta at which no sharper bound is computed.
         """
         weight = charged = _exp(self.log_probability)
         for tolerance in _SHARPER:
@@ -88,11 +92,11 @@ class Case(NamedTuple):
         return beside(self)._replace(flagged=flagged, fuller=self.fuller and beside(self.fuller))
 
     def charge(self, epsilon: float, delta: float) -> float:
-        """Returns an upper bound on the delta at `epsilon` beside `profile`'s.
+        """Bounds the delta beside `profile`'s.
 
         Args:
-          epsilon: >= 0.
-          delta: Size of the total, which decides how sharply the parts are asked for.
+          epsilon: Epsilon >= 0 at which delta is bounded.
+          delta: Size of the total, which decides how sharply the events are priced.
         """
         total = _exp(self.log_rest)
         for event in (*self.flagged, *([self.fuller] if self.fuller else [])):
@@ -100,7 +104,7 @@ class Case(NamedTuple):
         return total * (1.0 + _UP)
 
     def upper_epsilon(self, question: Question, start: float) -> float:
-        """Returns an epsilon at which the sum of this case is at most the delta asked for.
+        """Returns an epsilon whose total delta is as asked.
 
         If c = charge(e), then the larger of e and epsilon_0(delta - c) suffices, at any e: it is
         least where both are equal.
@@ -160,11 +164,17 @@ class TruncatedProfile(Profile):
 
     @property
     def log_spent(self) -> float:
-        """Log of the most delta that truncation costs, at any noise and epsilon."""
+        """Log of the most delta that truncation costs.
+
+        It holds at any noise and any epsilon.
+        """
         return min(case.log_spent for case in self.cases)
 
     def with_gaussian_release(self, noise_multiplier: float) -> TruncatedProfile:
-        """Returns the profile with a Gaussian release; the cut is paid for once."""
+        """Returns the profile with a further Gaussian release.
+
+        The truncation is paid for once.
+        """
         cases = tuple(case.with_gaussian_release(noise_multiplier) for case in self.cases)
         beside = self.profile.with_gaussian_release(noise_multiplier)
         return dataclasses.replace(self, profile=beside, cases=cases)
@@ -266,11 +276,14 @@ class Cap:
     max_batch_size: int
 
     def log_overflow(self) -> float:
-        """Returns log Pr[Binomial(m, q) > B], the probability that a batch overflows."""
+        """Returns log Pr[Binomial(m, q) > B], of an overflow."""
         return log_overflow_probability(self.num_examples, self.sampling_prob, self.max_batch_size)
 
     def log_full(self) -> float:
-        """Returns log Pr[Binomial(m - 1, q) >= B]: the others leave no room."""
+        """Returns log Pr[Binomial(m - 1, q) >= B].
+
+        That is the probability that other examples fill the batch.
+        """
         if self.max_batch_size == 0:
             return 0.0
         return log_overflow_probability(
@@ -278,7 +291,9 @@ class Cap:
         )
 
     def log_kept(self) -> float:
-        """Returns the log of a bound on: an example is drawn, its batch overflows, it is kept.
+        """Bounds log Pr[an example is kept in an overflowing batch].
+
+        It is drawn, its batch overflows, and the cut keeps it.
 
         It holds for any smaller number of examples as well.
         """
@@ -288,7 +303,7 @@ class Cap:
         return _log(rate) + self.log_full() + _UP
 
     def log_dropped_if_drawn(self) -> float:
-        """Returns the log of a bound on the probability that a drawn example is dropped."""
+        """Bounds log Pr[a drawn example is dropped]."""
         m, rate, cap = self.num_examples, self.sampling_prob, self.max_batch_size
         most = float(m - cap)
         if rate < 1.0:
@@ -321,7 +336,9 @@ def truncated_steps(
 
 
 def truncated_bins(profile: BallsAndBinsProfile | AssignmentsProfile, cap: Cap) -> TruncatedProfile:
-    """Returns the profile of assignments to bins, all or some of them released, with cut batches.
+    """Returns the profile of bins whose batches are cut.
+
+    All of the bins or some of them are released.
 
     Args:
       profile: The mechanism without the cut; each of its assignments has 1 / q bins.
@@ -386,12 +403,16 @@ def _beside_flagged(
 
 
 def without_full_bins(assignment: Assignment, full: int) -> Assignment:
-    """Returns an assignment that dominates this one without any `full` of its released bins.
+    """Returns a dominating assignment without `full` released bins.
 
     It has as much mass, or more, in released bins, all of them released most often.
 
     >>> without_full_bins(((0, 6), (1, 2)), 1)  # one of four, not one of seven
     ((0, 3), (1, 1))
+
+    Args:
+      assignment: Pairs (number of releases, number of bins).
+      full: Number of released bins that are full.
     """
     bins = sum(count for _, count in assignment)
     released = sum(count for times, count in assignment if times)
@@ -410,7 +431,7 @@ def truncated_users(
     max_contributions: int,
     shards: int = 1,
 ) -> TruncatedProfile:
-    """Returns the profile, for users, of `steps` cut Poisson batches of rows.
+    """Returns the profile, for users, of cut Poisson batches.
 
     Args:
       profile: The mechanism without the cut.
@@ -478,12 +499,19 @@ def _log_sum(logs: Sequence[float]) -> float:
 
 
 def log_overflow_probability(num_examples: int, sampling_prob: float, max_batch_size: int) -> float:
-    """Returns an upper bound on log Pr[Binomial(num_examples, sampling_prob) > max_batch_size].
+    """Returns an upper bound on log Pr[a batch overflows].
+
+    A batch has Binomial(m, q) examples, and overflows above B.
 
     Tight to 1e-9 relative down to a probability of 1e-300, which stands for all smaller ones.
 
     >>> math.exp(log_overflow_probability(10, 0.5, 9)) * 2**10  # doctest: +ELLIPSIS
     1.00000000...
+
+    Args:
+      num_examples: m.
+      sampling_prob: q.
+      max_batch_size: B.
 
     Raises:
       ValueError: If a size is negative or `sampling_prob` is not in [0, 1].

@@ -67,7 +67,12 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         return self.sampling_prob * math.sqrt(self.unit_prob * variance)
 
     def upper_ratio(self, step: float, tail: float) -> UpperRatio:
-        """Returns the pair with known units."""
+        """Returns the pair of known units.
+
+        Args:
+          step: Grid step in log X.
+          tail: Largest mass beyond either end of the grid.
+        """
         unit_prob = self.unit_prob
         ratio = self._sampled(UpperRatio, self.sampling_prob, step, tail / unit_prob)
         q, p = unit_prob * ratio.q, unit_prob * ratio.p
@@ -78,7 +83,14 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         return replace(ratio, q=q, p=p, zero=zero, infinity=infinity, drift=drift)
 
     def lower_ratios(self, step: float, tail: float) -> list[LowerRatio]:
-        """Returns the concrete pairs: siblings whose gradients are 0, or show the unit."""
+        """Returns the laws of concrete pairs.
+
+        The siblings' gradients are 0, or show whether the unit was drawn.
+
+        Args:
+          step: Grid step in log X.
+          tail: Largest mass beyond either end of the grid.
+        """
         alone = self._sampled(LowerRatio, self.unit_prob * self.sampling_prob, step, tail)
         return [alone, self._with_siblings(step, tail)] if self.siblings else [alone]
 

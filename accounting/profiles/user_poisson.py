@@ -96,7 +96,10 @@ class UserPoissonProfile(RepeatedProfile):
         return None
 
     def deviation(self) -> float:
-        """Returns about the deviation of one release's X, cut off at 1."""
+        """Returns about the deviation of one release's ratio.
+
+        |X - 1| is cut off at 1.
+        """
         try:
             mixture, _ = self._mixture(1e-12, zeroed=False)
         except GridError:  # which `ratios` raises again, and says why
@@ -105,10 +108,14 @@ class UserPoissonProfile(RepeatedProfile):
         return ratio_deviation(mixture, nothing)
 
     def upper_ratio(self, step: float, tail: float) -> UpperRatio:
-        """Returns the pair's law, spread.
+        """Returns the pair's law, bounded from above.
 
         More examples than all but `tail` of the draws have show the user for certain; fewer count
         as the fewest that are kept (log-normals of one normal grow in convex order).
+
+        Args:
+          step: Grid step in log X.
+          tail: Largest mass beyond either end of the grid.
         """
         first, bounded, p, q, rest, drift = self._cells(False, step, tail)
         cells = spread(step, p, q, log_mean_above(first, step, p, q), bounded=bounded)
@@ -116,7 +123,14 @@ class UserPoissonProfile(RepeatedProfile):
         return UpperRatio.of_spread(step, first, cells, drift, EDGE_DRIFT + 2.0 * drift)
 
     def lower_ratios(self, step: float, tail: float) -> list[LowerRatio]:
-        """Returns the pair's law, contracted; rare numbers of examples count as 0."""
+        """Returns the pair's law, bounded from below.
+
+        Rare numbers of examples count as 0.
+
+        Args:
+          step: Grid step in log X.
+          tail: Largest mass beyond either end of the grid.
+        """
         _, _, p, q, rest, drift = self._cells(True, step, tail)
         return [LowerRatio.from_masses(p + rest * q, q, step, drift)]
 
