@@ -32,10 +32,10 @@ from accounting.roots import falling_root
 _LOG_GAMMA = -700.0, -1e-12
 """Range of log gamma: beyond it, exp underflows or 1 - gamma has no digits left."""
 
-_NOTE = "the lower end is that of one trial"
+_NOTE = "the lower end counts one trial only"
 _UP = 1.0 + 1e-9
 """Outward rounding: gamma is found to 1e-13, and the rest are a few products and sums."""
-_NOTE_OF_PARTS = "the lower end is that of one of the parts alone"
+_NOTE_OF_PARTS = "the lower end counts the costliest part only"
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ _FINE = 0.5
 _SMALLEST_WIDTH = 1e-300
 _FEW_DIGITS = 1e-4
 """Share of delta that is no part of its digits."""
-_FLOOR = "delta is so small that the composition's certified error is a part of it"
-_ROUNDED = "a finer grid is of no use: roundings, or the composition's error, outweigh it"
+_FLOOR = "delta is so small that the composition's rounding errors make up part of it"
+_ROUNDED = "no finer grid is computed: rounding errors would outweigh its gain"
 
 
 class GridError(Exception):

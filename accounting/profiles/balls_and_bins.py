@@ -117,7 +117,9 @@ class AssignmentsProfile(WithRelease):
         for assignment, count in self.assignments:
             counted[tuple(sorted(assignment))] += count
         if not counted or not all(max(pairs)[0] for pairs in counted):
-            raise ValueError("assignments must each have a bin that is released")
+            raise ValueError(
+                f"each of the assignments needs a released bin, got {self.assignments}"
+            )
         object.__setattr__(self, "assignments", tuple(sorted(counted.items())))
 
     def answer(self, question: Question) -> Bound:

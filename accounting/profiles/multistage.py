@@ -91,7 +91,7 @@ class MultistageProfile(RepeatedProfile):
     sizes: tuple[Count, ...]
     clipped_level: Annotated[int, Ge(0)] | None = None
 
-    gap_note: ClassVar[str] = "what is proved is more than any concrete pair of data sets shows"
+    gap_note: ClassVar[str] = "no known pair of data sets attains the proved upper end"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,7 +37,7 @@ _FEW = 3e-4
 _BELOW_ONE = 1.0 - 1e-9
 _SMALL_DELTA = math.log(1e6)
 """Logs of a share of delta and of a probability that hurt a lower end alike differ by this."""
-_NOTE = "the cost of cutting batches is not known more exactly: raise the maximum batch size"
+_NOTE = "the cost of cut batches is bounded, not exact: raise the maximum batch size"
 
 
 class Flagged(NamedTuple):

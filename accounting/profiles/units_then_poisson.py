@@ -49,7 +49,7 @@ class UnitsThenPoissonProfile(RepeatedProfile):
     sampling_prob: Probability
     siblings: Annotated[int, Ge(0), Lt(2**63)] = 0
 
-    gap_note: ClassVar[str] = "the adversary is taken to know which units were drawn"
+    gap_note: ClassVar[str] = "the upper end assumes an attacker who knows which units were drawn"
 
     def simpler(self) -> ComposesWithGaussian | None:
         """Returns Poisson's profile where every unit is drawn."""
