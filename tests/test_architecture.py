@@ -161,7 +161,7 @@ GPU = {
 
 
 @pytest.mark.parametrize("start", ["dpsgd.runs.run", *sorted(GPU)])
-def test_a_run_needs_jax_and_scipy_alone_and_the_gpu_command_pyarrow_too(start):
+def test_run_needs_jax_and_scipy_and_gpu_command_pyarrow(start):
     imported = modules_imported_with(start)
     assert len(imported) > 20
     allowed = {*sys.stdlib_module_names, *ORDER, "numpy", "scipy", *JAX}

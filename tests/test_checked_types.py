@@ -48,7 +48,7 @@ MECHANISM = Mechanism(SAMPLER, 1.0, 1.0)
         (Run.create.__func__, (Run, None, SAMPLER, "out"), "and then its RunSpec, got a Poisson"),
     ],
 )
-def test_what_newcomers_mix_up_is_named_without_the_tests_own_checks(call, arguments, named):
+def test_mistakes_of_newcomers_are_named_by_the_library_itself(call, arguments, named):
     terms = {calibrate: {"epsilon": 1.0, "delta": 1e-5}}.get(call, {})
     terms |= {"params": 0.0, "data": None} if call is train else {}
     with pytest.raises(TypeError, match=named):

@@ -64,7 +64,7 @@ def test_a_module_says_what_it_holds_in_ten_lines(place):
 VERDICTS = ("agrees", "corrected", "refuted", "solved here", "added here", "impossible here")
 
 
-def test_every_row_of_the_papers_has_a_verdict_and_names_what_exists():
+def test_every_row_of_the_papers_has_a_verdict_and_exists():
     text = (PAGES / "papers.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     rows = [row for row in rows if row[0] not in ("the paper", "---")]

@@ -73,7 +73,7 @@ def test_what_is_left_is_no_failure_and_what_fails_is_one(tmp_path, text, begin,
     assert f"{3 - left} long tests ran, {left} are left" in printed
 
 
-def test_time_that_is_over_between_two_phases_of_a_test_ends_that_test_alone(tmp_path):
+def test_timeout_between_phases_ends_only_that_test(tmp_path):
     options = "-p", "pytest_timeout", "-o", "timeout=300", "--until", "1e10"
     status, printed = ran(tmp_path, BETWEEN, *options)
     assert (status, printed.splitlines()[-1][:8]) == (0, "1 passed")
@@ -89,7 +89,7 @@ def test_tests_that_passed_are_not_run_again(tmp_path):
     assert "1 passed, 2 deselected" in printed
 
 
-def test_cases_that_are_not_named_are_long_and_a_name_without_a_case_is_an_error(tmp_path):
+def test_unnamed_cases_are_long_and_unknown_names_are_errors(tmp_path):
     options = "-o", "markers=long", "--strict-markers"
     status, printed = ran(tmp_path, CASES, *options, "-m", "not long")
     assert status == 0

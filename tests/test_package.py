@@ -91,7 +91,7 @@ def distributions(modules: set[str]) -> set[str]:
     return {name.lower().replace("_", "-") for name in found.values()}
 
 
-def test_the_library_imports_what_it_declares_and_declares_nothing_else():
+def test_library_imports_exactly_its_declared_dependencies():
     early, late = (
         {name for floor in FLOORS[:3] for name in imports(floor, lazy=lazy)}
         for lazy in (False, True)
@@ -101,7 +101,7 @@ def test_the_library_imports_what_it_declares_and_declares_nothing_else():
 
 
 @pytest.mark.parametrize("floor", FLOORS)
-def test_what_need_not_be_installed_is_an_extra_and_in_the_library_imported_late(floor):
+def test_optional_packages_are_extras_and_imported_late(floor):
     late, early = imports(floor, lazy=True), imports(floor, lazy=False)
     others = late if floor != "experiments" else late | early
     optional = {name for name in others if not distributions({name}) <= DECLARED}
@@ -110,7 +110,7 @@ def test_what_need_not_be_installed_is_an_extra_and_in_the_library_imported_late
         assert {EXTRAS[name] for name in optional} <= {"peers"}
 
 
-def test_each_extra_brings_the_modules_that_are_said_to_come_with_it():
+def test_each_extra_installs_its_documented_modules():
     for module, extra in EXTRAS.items():
         assert distributions({module}) <= EXTRA[extra], module
     everything = re.search(r"\[(.*)\]", PROJECT["project"]["optional-dependencies"]["all"][0])[1]
@@ -146,7 +146,7 @@ for module, *words in {questions!r}:
 
 
 @pytest.mark.long
-def test_a_command_names_the_extra_that_it_lacks_in_one_line_before_it_does_anything(tmp_path):
+def test_command_first_names_its_missing_extra_in_one_line(tmp_path):
     questions = [
         "markdown_it report run --out page.html",
         "matplotlib compare --num-examples 9999 --plot compare.png",
@@ -213,7 +213,7 @@ def test_the_version_stands_in_one_place():
     assert re.fullmatch(r"\d+\.\d+\.\d+", dpsgd.__version__)
 
 
-def test_tasks_that_the_command_knows_are_those_whose_exported_models_are_read():
+def test_command_knows_the_tasks_of_exported_models():
     assert installed_tasks() == TASKS
     for name in TASKS.values():
         assert callable(find(name).described)

@@ -55,9 +55,7 @@ def reports(tmp_path_factory):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("folder", ["site", "reports"])
-def test_every_page_opens_without_error_network_or_horizontal_scroll(
-    folder, width, browser, request
-):
+def test_every_page_opens_without_error_network_or_scrolling(folder, width, browser, request):
     folder = request.getfixturevalue(folder)
     pages = sorted(page.relative_to(folder) for page in folder.rglob("*.html"))
     pages = [page for page in pages if page.parts[0] != "_static"]  # templates of the theme

@@ -333,6 +333,6 @@ def test_a_planted_bug_of_sums_breaks_a_claim(bug, monkeypatch):
 
 
 @pytest.mark.parametrize("bug", UNPRICED.values(), ids=UNPRICED)
-def test_sums_that_are_not_those_that_are_priced_fail_their_audit(bug, monkeypatch):
+def test_sums_other_than_the_priced_ones_fail_their_audit(bug, monkeypatch):
     plant(bug, monkeypatch)
     assert "they are released as they are priced" in failed(audited())

@@ -39,7 +39,7 @@ def test_reading_ahead_changes_no_batch_in_whatever_order(make):
             np.testing.assert_array_equal(got, expected)
 
 
-def test_every_draw_is_made_once_and_all_but_the_first_in_the_background(make, monkeypatch):
+def test_each_epoch_is_drawn_once_and_later_ones_in_background(make, monkeypatch):
     sampler = make(50, 7, 4)
     drawn = draws_of(sampler, monkeypatch)
     read(BatchSource(sampler, SEED, read_ahead=True), range(sampler.num_steps))

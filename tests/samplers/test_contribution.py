@@ -79,7 +79,7 @@ def test_one_users_change_moves_no_other_users_examples(users, tau, keep):
     assert before == after
 
 
-def test_random_contributions_are_uniform_and_differ_from_user_to_user(assert_law):
+def test_random_contributions_are_uniform_and_differ_by_user(assert_law):
     users = np.repeat(["ann", "bob"], 5)
     counts, equal = np.zeros(10), 0
     for seed in range(2000):
@@ -128,7 +128,7 @@ def test_what_is_protected_is_what_the_rows_of_the_data_are(make):
         sampler.protected_unit(examples.population)
 
 
-def test_users_are_protected_by_their_examples_only_under_the_cap_that_was_paid_for():
+def test_user_poisson_refuses_data_above_its_cap():
     examples = cap_contributions([3, 1, 3, 3, 2], 2).of_examples({}).population
     capped = functools.partial(UserPoisson, 4, 2)
     for tau in (2, 3):

@@ -14,9 +14,7 @@ KINDS = pytest.mark.parametrize("kind", [BallsAndBins, Poisson])
 
 @KINDS
 @pytest.mark.parametrize("cycle", [1, 2, 3, 5])
-def test_steps_of_an_example_are_those_of_its_group_in_every_epoch_and_chunk(
-    kind, cycle, small_chunks
-):
+def test_examples_stay_in_their_group_in_every_epoch_and_chunk(kind, cycle, small_chunks):
     small_chunks(7)
     sampler = kind(31, 5, 3, cycle_length=cycle)
     assert sampler.steps_per_epoch == -(-7 // cycle) * cycle
@@ -39,7 +37,7 @@ def test_steps_of_an_example_are_those_of_its_group_in_every_epoch_and_chunk(
         ([range(0, 5), range(1, 6)], 4),
     ],
 )
-def test_a_segment_of_cyclic_poisson_counts_the_steps_of_the_group_that_has_most(segments, most):
+def test_cyclic_poisson_segment_counts_the_largest_groups_steps(segments, most):
     sampler = Poisson(4000, 40, cycle_length=4, overflow="accumulate")
     of_groups = [[sum(t % 4 == g for t in steps) for g in range(4)] for steps in segments]
     assert most == sum(map(max, of_groups))

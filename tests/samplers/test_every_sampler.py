@@ -37,7 +37,7 @@ over_samplers = settings(
 )
 @given(run=small_runs, shards=st.sampled_from([1, 2, 4, 7]))
 @over_samplers
-def test_the_columns_are_the_rows_of_all_chunks_drawn_in_any_order(make, small_chunks, run, shards):
+def test_columns_match_rows_of_chunks_drawn_in_any_order(make, small_chunks, run, shards):
     n, b, epochs, seed = run
     small_chunks(7)
     several = {"num_shards": min(shards, n)} if make in EPOCH_SAMPLERS.values() else {}
@@ -162,7 +162,7 @@ def test_the_divisor_is_the_mean_batch_size_or_the_nominal_one(make_epochs):
         assert sampler.expected_batch_size == pytest.approx(50 / 7, rel=1e-15)
 
 
-def test_steps_cover_the_data_with_a_last_batch_that_may_be_smaller(make_epochs):
+def test_steps_cover_the_data_with_a_smaller_last_batch(make_epochs):
     assert make_epochs(50, 8, 3).steps_per_epoch == 7
     assert make_epochs(50, 10, 3).steps_per_epoch == 5
     assert make_epochs(50, 8, 3).num_steps == 21
@@ -192,7 +192,7 @@ def beyond(hint):
             yield value
 
 
-def test_values_that_annotations_do_not_allow_are_refused_by_name(make):
+def test_values_outside_their_annotations_are_refused_by_name(make):
     sampler = make(40, 8, 2)
     for name, hint in field_types(type(sampler)).items():
         values = list(beyond(hint))

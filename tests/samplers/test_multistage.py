@@ -94,7 +94,7 @@ def test_parts_of_runs_cost_their_number_of_episodes():
     assert sampler.privacy_of(3.0, [range(10), range(5, 45)]) == sampler.privacy(3.0)
 
 
-def test_who_has_rows_under_two_parents_is_protected_within_one_alone():
+def test_user_under_two_parents_is_protected_within_one():
     visits = {"shop": [0, 0, 1, 1], "user": [5, 6, 5, 6]}  # each user is two units
     tree = UnitTree.from_columns(visits)
     wanted = {1: "shop", 2: "user within one shop", 3: "example"}

@@ -32,7 +32,7 @@ def test_a_longer_read_extends_a_shorter_one():
     assert np.array_equal(uniform_integers(key(), 7, 1000)[:10], uniform_integers(key(), 7, 10))
 
 
-def test_bits_are_fair_and_keys_that_differ_in_one_field_are_unrelated():
+def test_bits_are_fair_and_different_keys_are_uncorrelated():
     base = (5, Stream.PARTICIPATION, 3, 9)
     others = [
         (6, Stream.PARTICIPATION, 3, 9),
@@ -76,7 +76,7 @@ def test_uniform_integers_are_uniform(high):
 
 
 @pytest.mark.parametrize("high", [3 * 2**29, 2**31 - 1, 2**31])
-def test_uniform_integers_have_no_modulo_or_rounding_bias_at_large_ranges(high):
+def test_uniform_integers_are_unbiased_at_large_ranges(high):
     # Without the rejection, floor(w * 3 * 2^29 / 2^32) takes 1/3 of its values ... and misses or
     # doubles others: the residue modulo 3 shows it.
     drawn = uniform_integers(key(high), high, 1_000_000)
@@ -140,7 +140,7 @@ def test_an_empty_permutation_is_empty():
     ("probability", "length"),
     [(1e-8, 10**14), (2e-5, 5 * 10**10), (1e-3, 10**9), (0.25, 4_000_000), (0.99, 10**6)],
 )
-def test_trials_succeed_as_often_as_they_should_also_at_tiny_probabilities(probability, length):
+def test_trials_succeed_at_their_rate_down_to_tiny_ones(probability, length):
     # About a million successes: an error of 0.5 % in the probability is 5 standard deviations. A
     # float32 uniform is wrong by 19 % at 1e-7.
     drawn = bernoulli_successes(key(), -math.log1p(-probability), length)

@@ -24,7 +24,7 @@ over_runs = settings(
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 12, 31])
-def test_shards_part_the_examples_and_the_order_in_turn_is_an_order_of_all(n):
+def test_shards_partition_examples_and_turns_order_them_all(n):
     for count in range(1, min(n, 9) + 1):
         shards, every = Shards(n, count), np.arange(n)
         assert [i for shard in range(count) for i in shards.examples(shard)] == every.tolist()
@@ -55,9 +55,7 @@ def test_shards_part_the_examples_and_the_order_in_turn_is_an_order_of_all(n):
     ],
     ids=["poisson", "bins", "fixed bins", "user poisson"],
 )
-def test_the_matrix_of_independent_rows_is_the_same_for_every_number_of_shards(
-    kind, small_chunks, run
-):
+def test_matrix_of_independent_rows_is_equal_for_all_shardings(kind, small_chunks, run):
     n, b, epochs, seed = run
     small_chunks(9)
     whole = kind(n, b, epochs)
@@ -73,7 +71,7 @@ def test_the_matrix_of_independent_rows_is_the_same_for_every_number_of_shards(
 
 @pytest.mark.parametrize("kind", [Deterministic, Shuffle])
 @pytest.mark.parametrize("shards", SHARDS)
-def test_orders_take_b_of_the_examples_in_turn_and_ever_smaller_parts_of_none(kind, shards):
+def test_orders_take_b_examples_in_turn(kind, shards):
     sampler = kind(100, 12, 2, num_shards=shards)
     sizes = np.diff(sampler.plan(3, 0).starts)
     np.testing.assert_array_equal(sizes, [12] * 8 + [4])
@@ -89,7 +87,7 @@ def test_shards_are_shuffled_each_by_itself():
     assert 0 < sum(together) < 100  # 32 are expected
 
 
-def test_a_shard_of_more_rows_than_32_bits_number_is_drawn_in_32_bits(monkeypatch):
+def test_shard_of_a_data_set_beyond_32_bits_is_drawn_in_32_bits(monkeypatch):
     # Shard 1 of 2 begins beyond 2^31: of the last chunk alone, as the whole would take a minute.
     n = 2 * (2**31 - 1)
     for kind in (Poisson, BallsAndBins, Deterministic):

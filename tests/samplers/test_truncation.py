@@ -28,9 +28,7 @@ def variable(request):
     ("n", "b", "epochs", "shards"),
     [(36_864_000, 1024, 1, 1), (100_000, 500, 30, 1), (20, 3, 1, 1), (100_000, 500, 3, 8)],
 )
-def test_default_cap_is_the_smallest_that_spends_a_hundredth_of_delta(
-    variable, n, b, epochs, shards
-):
+def test_default_cap_is_the_smallest_at_a_hundredth_of_delta(variable, n, b, epochs, shards):
     sampler = variable(n, b, epochs, num_shards=shards)
     rows, q = math.ceil(n / shards), sampler.sampling_prob
 
@@ -68,7 +66,7 @@ def test_several_passes_hold_any_batch_but_with_a_rare_chance(variable):
     assert chance <= 1e-5 * default_delta(100_000)
 
 
-def test_a_cap_chosen_by_rule_is_chosen_anew_and_a_given_one_is_kept(variable):
+def test_default_cap_is_rechosen_and_a_given_cap_stays(variable):
     chosen = variable(10_000, 100, 1)
     again = dataclasses.replace(chosen, batch_size=400)
     assert again == variable(10_000, 400, 1)
@@ -77,7 +75,7 @@ def test_a_cap_chosen_by_rule_is_chosen_anew_and_a_given_one_is_kept(variable):
     assert dataclasses.replace(given, epochs=7).padded_batch_size == 120
 
 
-def test_a_step_of_several_passes_is_never_handed_out_as_one_batch():
+def test_batch_refuses_a_step_of_several_passes():
     source = BatchSource(BallsAndBins(10, 10, max_batch_size=4, overflow="accumulate"), 0)
     with pytest.raises(ValueError, match="step 0 needs 3 passes of 4 examples"):
         source.batch(0)
@@ -110,7 +108,7 @@ def test_a_batch_may_be_empty_and_is_then_all_padding():
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.3])
-def test_the_cost_includes_truncation_and_accumulating_costs_nothing(variable, eps):
+def test_cost_includes_truncation_and_accumulating_is_free(variable, eps):
     n, b, epochs, cap = 2000, 50, 2, 75
     cut = variable(n, b, epochs, max_batch_size=cap)
     whole = variable(n, b, epochs, max_batch_size=cap, overflow="accumulate")

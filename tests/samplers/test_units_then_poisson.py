@@ -47,7 +47,7 @@ def test_the_cut_of_poisson_within_units_is_uniform():
     assert BatchSource(sampler, 3).batch(0).indices.shape == (4,)
 
 
-def test_the_default_cap_of_poisson_within_units_is_the_smallest_that_costs_next_to_nothing(
+def test_default_cap_within_units_is_the_smallest_cheap_cap(
     even_tree,
 ):
     sampler = UnitsThenPoisson(even_tree(20, 500), (4,), 0.1, steps=100)
