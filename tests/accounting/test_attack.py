@@ -36,7 +36,7 @@ def distance(p, q):
 
 
 @given(LAWS, LAWS)
-def test_the_best_attack_of_all_is_right_with_half_of_one_plus_the_distance(first, second):
+def test_best_attack_is_right_with_half_of_one_plus_the_distance(first, second):
     p, q = law(first), law(second)
     bound = attack_accuracy(Bound(distance(p, q), distance(p, q)))
     best = max(accuracies(p, q))

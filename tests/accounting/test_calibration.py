@@ -56,7 +56,7 @@ def test_the_noise_returned_suffices_and_slightly_less_does_not(maker, epsilon):
     assert maker(less).epsilon(1e-6).upper > epsilon - 1e-3
 
 
-def test_the_result_is_seen_to_suffice_where_an_upper_end_alone_is_sharper():
+def test_result_suffices_where_an_upper_end_alone_is_sharper():
     class Sharper(GaussianProfile):
         def answer(self, question):
             bound = super().answer(question)
@@ -99,7 +99,7 @@ def test_a_job_is_calibrated_in_a_few_evaluations(bins, noise):
         for name, maker in MAKERS.items()
     ],
 )
-def test_the_noise_returned_keeps_the_advantage_and_slightly_less_does_not(maker):
+def test_returned_noise_is_the_least_that_keeps_the_advantage(maker):
     sigma = calibrate_advantage(maker, advantage=0.1)
     assert attack_advantage(maker(sigma)).upper <= 0.1
     # Up to the width of a certified interval where it is tight.
@@ -116,7 +116,7 @@ def test_the_gaussian_is_inverted_at_any_advantage(log_advantage):
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-4)
 
 
-def test_the_largest_number_of_epochs_suffices_and_one_more_does_not():
+def test_largest_number_of_epochs_is_the_last_that_suffices():
     privacy = partial(BallsAndBinsProfile, 1.0, 20)
     most = largest_count(privacy, epsilon=4.0, delta=1e-6)
     assert privacy(most).epsilon(1e-6).upper <= 4.0 < privacy(most + 1).epsilon(1e-6).upper
@@ -129,7 +129,7 @@ def test_no_count_at_all_is_0_and_the_limit_is_kept():
 
 
 @pytest.mark.parametrize("cliff", [0.01, 0.4343, 1.0, 37.0])
-def test_a_cost_that_is_infinite_below_some_noise_is_calibrated_in_few_evaluations(cliff):
+def test_cliff_of_the_cost_is_calibrated_in_25_evaluations(cliff):
     """As where the maximum batch size leaves nothing of delta."""
     asked = []
 

@@ -20,7 +20,7 @@ PROFILES = [
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=repr)
-def test_converted_distribution_bounds_the_profile_from_above_and_tightly(profile):
+def test_converted_distribution_is_a_tight_upper_bound(profile):
     converted = to_privacy_loss_distribution(profile, interval=0.04, tail=1e-7)
     # 1e-7: below it lies the tail that became an infinite loss.
     for epsilon in (0.0, 0.005, 0.3, 1.0, 1.2345, 3.0):
@@ -31,7 +31,7 @@ def test_converted_distribution_bounds_the_profile_from_above_and_tightly(profil
 
 @pytest.mark.parametrize("sigma", [1.0, 4.0])
 @pytest.mark.parametrize("count", [2, 9])
-def test_converted_distribution_composes_to_a_valid_and_tight_bound(sigma, count):
+def test_converted_distribution_composes_to_a_tight_bound(sigma, count):
     converted = to_privacy_loss_distribution(GaussianProfile(sigma), tail=1e-15)
     exact = GaussianProfile(sigma / math.sqrt(count))
     composed = converted.self_compose(count)

@@ -46,7 +46,7 @@ LAWS = {
 @pytest.mark.short("0.5-3.0-*", "2.0-20.0-*", "3.0-1000000.0-*")
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
 @pytest.mark.parametrize(("sigma", "release"), [(2.0, 20.0), (0.5, 3.0), (2.0, 0.4), (3.0, 1e6)])
-def test_two_gaussian_releases_are_one_whatever_is_known_of_the_first(sigma, release, delta):
+def test_two_gaussian_releases_cost_as_one_of_less_noise(sigma, release, delta):
     both = GaussianProfile(1.0 / math.hypot(1.0 / sigma, 1.0 / release))
     closed = with_gaussian_release(GaussianProfile(sigma), release)
     truth, found = both.epsilon(delta), closed.epsilon(delta)

@@ -22,7 +22,7 @@ DIRECTIONS = ["remove", "add"]
 @pytest.mark.parametrize("bins", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("epsilon", [0.0, 2.0, 6.0])
-def test_max_event_bound_lies_below_the_truth_and_is_exact_for_one_bin(
+def test_max_event_bound_is_below_truth_and_exact_for_one_bin(
     quadrature, bins, sigma, epsilon
 ):
     truth = max(quadrature(epsilon, sigma, bins, direction) for direction in DIRECTIONS)
@@ -34,7 +34,7 @@ def test_max_event_bound_lies_below_the_truth_and_is_exact_for_one_bin(
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
-def test_closed_forms_are_lowered_by_what_their_roundings_may_add(epsilon):
+def test_closed_forms_are_lowered_by_their_rounding_errors(epsilon):
     """With one bin the best event is the truth itself, so that the slack is all there is."""
     exact = GaussianProfile(0.8).delta(epsilon)
     for bound in (
@@ -45,7 +45,7 @@ def test_closed_forms_are_lowered_by_what_their_roundings_may_add(epsilon):
 
 
 @pytest.mark.parametrize(("sigma", "bins", "epochs"), [(0.2, 5, 1), (0.3, 50, 3), (0.6, 3, 2)])
-def test_sums_of_maxima_lie_below_what_their_law_in_buckets_proves(sigma, bins, epochs):
+def test_sums_of_maxima_lie_below_the_law_of_their_buckets(sigma, bins, epochs):
     thresholds = np.linspace(-8 * sigma, 2 + 12 * sigma, 6001)
     p, q = (maximum_buckets(Epoch(sigma, bins), thresholds, shift)[0] for shift in (2.0, 1.0))
     assert p.sum() == pytest.approx(1.0, abs=1e-12)
@@ -81,6 +81,6 @@ def test_max_event_bound_is_the_best_event_of_a_fine_search(shifts, sigma, bins,
 
 @pytest.mark.parametrize("epsilon", [0.0, 10.0, 800.0, 1300.0])
 @pytest.mark.parametrize(("sigma", "bins"), [(0.02, 10**6), (0.02, 1), (20.0, 1), (0.1, 10**6)])
-def test_max_event_bound_stays_below_that_of_no_sampling_at_extremes(sigma, bins, epsilon):
+def test_max_event_bound_is_below_unsampled_cost_at_extremes(sigma, bins, epsilon):
     bound = max_event_lower_bound(epsilon, Epoch(sigma, bins))
     assert 0.0 <= bound <= GaussianProfile(sigma).delta(epsilon).upper

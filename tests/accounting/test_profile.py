@@ -53,13 +53,13 @@ def test_both_ends_of_an_inversion_are_proved_by_the_curves():
     assert found.upper == pytest.approx(math.log(1.01e3), abs=1e-9)
 
 
-def test_curves_that_contradict_each_other_are_an_error_and_never_an_interval():
+def test_contradictory_curves_are_an_error():
     low, high = (lambda e, f=f: f * math.exp(-e) for f in (1.01, 0.99))
     with pytest.raises(ContradictoryBounds):
         Question("epsilon", 1e-3).between(low, high)
 
 
-def test_a_curve_that_never_falls_gives_infinity_and_one_that_is_low_gives_0():
+def test_flat_curve_gives_infinity_and_low_curve_gives_0():
     assert Question("epsilon", 0.1).between(lambda e: 0.0, lambda e: 0.5) == Bound(0.0, math.inf)
     assert Question("epsilon", 0.1).between(lambda e: 0.0, lambda e: 0.01) == Bound(0.0, 0.0)
 

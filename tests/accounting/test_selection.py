@@ -156,7 +156,7 @@ def test_a_pure_trial_costs_shape_plus_two_times(count):
 
 
 @pytest.mark.parametrize("count", COUNTS[:4], ids=str)
-def test_epsilon_grows_by_shape_plus_one_times_the_least_e_of_the_theorem(count):
+def test_epsilon_grows_by_shape_plus_one_times_the_theorems_e(count):
     trial, gamma = GaussianProfile(1.0), count.gamma
     e = optimize.brentq(
         lambda e: (1 - gamma) * trial.delta(e).upper - gamma * math.expm1(e), 1e-9, 50.0
@@ -184,7 +184,7 @@ def test_an_estimate_of_one_trial_gives_no_cost_of_many():
         profile.delta(5.0)
 
 
-def test_an_envelope_is_the_largest_of_its_profiles_at_every_epsilon():
+def test_envelope_is_the_largest_profile_at_every_epsilon():
     # N(1, 1) against N(0, 1), and randomised response: each is the larger one somewhere.
     parts = (GaussianProfile(1.0), RandomisedResponse())
     envelope = EnvelopeProfile(parts)
@@ -200,7 +200,7 @@ def test_an_envelope_is_the_largest_of_its_profiles_at_every_epsilon():
         EnvelopeProfile(())
 
 
-def test_the_best_of_trials_of_several_configurations_costs_at_most_the_envelopes_cost():
+def test_best_of_configurations_costs_at_most_the_envelope():
     """The sizes of noise differ, the candidate is drawn, and the score prefers the sharper one."""
     count, eps = TrialCount(10.0, 0.0), 3.0
     sharp, noisy = 1.0, 0.5  # mu of N(mu, 1) against N(0, 1)

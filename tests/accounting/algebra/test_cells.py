@@ -31,7 +31,7 @@ def test_normal_masses_keep_relative_accuracy_in_both_tails():
 
 
 @pytest.mark.parametrize("narrow", [True, False])
-def test_masses_are_as_good_as_promised_in_narrow_cells_and_far_tails(narrow):
+def test_cell_masses_are_as_exact_as_promised(narrow):
     rng = np.random.default_rng(1 + narrow)
     loosest = 0.0
     for _ in range(400):
@@ -87,7 +87,7 @@ def cells(rng, count):
 
 @pytest.mark.parametrize("bounded", [True, False])
 @pytest.mark.parametrize("seed", range(20))
-def test_a_spread_is_on_the_grid_keeps_both_masses_and_lowers_no_convex_mean(bounded, seed):
+def test_spread_keeps_both_masses_and_lowers_no_convex_mean(bounded, seed):
     p, q = cells(np.random.default_rng(seed), 12)
     got = spread(STEP, p, q, log_mean_above(0, STEP, p, q), bounded=bounded)
     assert got.q.sum() + got.zero == pytest.approx(q.sum(), rel=1e-12)

@@ -26,7 +26,7 @@ EITHER = pytest.mark.parametrize(("kind", "composed"), SIDES, ids=["lower", "upp
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 5.0, 15.0, 25.0])
-def test_gaussians_compose_to_the_gaussian_far_below_the_fft_s_own_error(epsilon):
+def test_gaussians_compose_exactly_far_below_the_fft_error(epsilon):
     exact = GaussianProfile(3.0 / math.sqrt(30)).delta(epsilon)
     low, high = (
         composed([(kind.gaussian(3.0, 0.005), 30)], Point(1.0, epsilon)) for kind, composed in SIDES
@@ -177,7 +177,7 @@ def test_mass_above_the_window_is_counted():
     ("sigma", "rate", "count", "epsilon"),
     [(0.3, 0.1, 10**4, 3660.0), (0.5, 0.01, 10**6, 1650.0), (0.502, 0.0064, 8583, 30.0)],
 )
-def test_many_releases_at_little_noise_are_bounded_from_both_sides(sigma, rate, count, epsilon):
+def test_many_releases_at_little_noise_have_two_proved_ends(sigma, rate, count, epsilon):
     """Offsets of a contraction add up to thousands of e-folds in the sum of their indices."""
     truth = PoissonProfile(sigma, rate, count).delta(epsilon)
     assert truth.width <= 1e-5 * truth.upper

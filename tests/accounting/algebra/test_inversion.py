@@ -106,7 +106,7 @@ def test_what_a_sum_leaves_out_at_its_end_is_bounded_and_counted(
         (2.0, 0.5, 100),
     ],
 )
-def test_delta_is_sharp_down_to_an_epsilon_of_0_and_is_what_grids_say(sigma, rate, steps, epsilon):
+def test_delta_is_sharp_down_to_epsilon_0_and_equals_grids(sigma, rate, steps, epsilon):
     """Near 0 the saddle point is between the poles, or on the other side of them."""
     profile = PoissonProfile(sigma, rate, steps)
     bound = profile.delta(epsilon)
@@ -120,7 +120,7 @@ def test_delta_is_sharp_down_to_an_epsilon_of_0_and_is_what_grids_say(sigma, rat
 
 
 @pytest.mark.parametrize(("sigma", "rate", "count"), [(0.5, 0.3, 300), (0.3, 0.2, 50)])
-def test_near_0_the_sum_is_short_and_sharp_at_the_saddle_point_alone(sigma, rate, count):
+def test_sum_near_0_is_short_and_sharp_only_at_the_saddle_point(sigma, rate, count):
     """On a line right of 1 the first is 22 % wide."""
     bound = Inverted(Releases(sigma, rate, count), 20.0).delta(0.0)
     assert 0.0 < bound.lower <= bound.upper <= bound.lower * (1.0 + 1e-6)
@@ -165,7 +165,7 @@ def test_hard_costs_have_many_digits(sigma, rate, steps, delta):
     assert bound.width <= 1e-6 * bound.upper
 
 
-def test_adding_at_an_epsilon_whose_exponential_is_no_float_is_not_bounded_by_zero():
+def test_adding_at_a_huge_epsilon_has_a_positive_bound():
     """o(-epsilon) <= e^-epsilon underflows there, and e^epsilon is no float."""
     releases, epsilon = Releases(3.22, 0.9999991, 50_342), 3635.0
     tilts = Tilts(releases)

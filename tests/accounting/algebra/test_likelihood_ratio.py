@@ -83,7 +83,7 @@ def test_averages_bracket_quadrature_and_converge_to_it(quadrature, count, sigma
         assert high - low <= 2e-3 * truth
 
 
-def test_a_power_of_gaussians_is_the_gaussian_with_less_noise_in_every_tail():
+def test_power_of_gaussians_is_a_gaussian_in_every_tail():
     for epsilon in (0.5, 5.0, 15.0, 25.0):
         exact = GaussianProfile(1.0 / math.sqrt(4)).delta(epsilon)
         for low, high in bracket(lambda kind: kind.gaussian(1.0, 0.01).power(4), epsilon):
@@ -113,7 +113,7 @@ def test_laws_of_discrete_outcomes_are_bracketed():
 @pytest.mark.parametrize(
     ("sigma", "epsilon"), [(0.055, 323.00365), (0.06, 299.7718), (0.05, 330.0), (0.04, 500.0)]
 )
-def test_bounds_hold_where_ratios_are_larger_than_1e130_and_q_underflows(
+def test_bounds_hold_at_ratios_above_1e130_where_q_underflows(
     quadrature, sigma, epsilon
 ):
     truth = quadrature(epsilon, sigma, 2, "remove")
@@ -123,7 +123,7 @@ def test_bounds_hold_where_ratios_are_larger_than_1e130_and_q_underflows(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_laws_with_masses_down_to_the_smallest_are_bracketed_after_composition(seed):
+def test_laws_with_tiny_masses_are_bracketed_when_composed(seed):
     rng = np.random.default_rng(seed)
     p, q = 10.0 ** -rng.uniform(0, 290, (2, 12))
     p, q = p / p.sum(), q / q.sum()

@@ -48,7 +48,7 @@ class Exponential:
 
 
 @pytest.mark.parametrize("tolerance", [1e-1, 1e-3, 1e-6])
-def test_two_ends_that_meet_are_refined_to_the_tolerance_and_hardly_further(tolerance):
+def test_meeting_ends_are_refined_just_to_the_tolerance(tolerance):
     grids = Exponential()
     bound = refine(grids, Question("epsilon", 1e-3, tolerance), NOTHING)
     assert bound.lower <= TRUE_EPSILON <= bound.upper
@@ -77,7 +77,7 @@ def test_delta_is_as_sharp_as_asked(relative):
     assert not bound.note
 
 
-def test_a_first_grid_that_is_too_large_gives_way_to_coarser_ones():
+def test_first_grid_that_is_too_large_gives_way_to_coarser_ones():
     grids = Exponential(too_large=1.0)
     bound = refine(grids, Question("epsilon", 1e-3, 1e-3), NOTHING)
     assert grids.tried[:2] == [0.4, 1.6]
@@ -85,14 +85,14 @@ def test_a_first_grid_that_is_too_large_gives_way_to_coarser_ones():
     assert "too large" in bound.note
 
 
-def test_where_no_grid_serves_what_is_known_is_returned_with_the_reason():
+def test_known_bound_is_returned_with_a_reason_without_grids():
     known = Bound(1.0, 50.0)
     bound = refine(Exponential(too_large=0.0), Question("epsilon", 1e-3, 1e-3), known)
     assert (bound.lower, bound.upper) == (1.0, 50.0)
     assert "too large" in bound.note
 
 
-def test_no_finer_grid_than_the_finest_is_tried_and_the_note_says_so():
+def test_refinement_ends_at_the_finest_grid_and_says_so():
     grids = Exponential(smallest=0.1)
     bound = refine(grids, Question("epsilon", 1e-3, 1e-6), NOTHING)
     assert min(grids.tried[:-1]) >= 0.1 > grids.tried[-1]
@@ -100,7 +100,7 @@ def test_no_finer_grid_than_the_finest_is_tried_and_the_note_says_so():
 
 
 @pytest.mark.parametrize("delta", [True, False])
-def test_a_gap_in_the_proof_ends_the_refinement_once_it_is_all_that_is_left(delta):
+def test_refinement_ends_at_the_gap_of_the_proof(delta):
     grids = Exponential(gap=0.5, gap_note="the proof is not tight")
     if delta:
         bound = refine(grids, Question("delta", 2.0, 1e-3), Bound(0.0, 1.0))
@@ -125,7 +125,7 @@ def test_known_ends_that_are_sharper_than_a_grid_s_are_kept():
     assert (bound.lower, bound.upper) == (6.9, 6.95)
 
 
-def test_grids_that_contradict_each_other_are_an_error_and_never_an_interval():
+def test_contradictory_grids_are_an_error():
     with pytest.raises(ContradictoryBounds):
         refine(Exponential(wrong=2.0), Question("epsilon", 1e-3, 1e-3), NOTHING)
     with pytest.raises(ContradictoryBounds):

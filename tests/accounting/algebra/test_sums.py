@@ -61,7 +61,7 @@ def test_contracted_pairs_keep_all_of_both_masses(x_size, x_start, y_size, y_sta
     np.testing.assert_allclose(out.t, out.p / grid, rtol=1e-12)
 
 
-def test_sums_are_laid_on_the_window_that_they_can_reach_however_fine_the_grid():
+def test_sums_lie_on_the_window_they_can_reach_at_any_step():
     """One that begins at the summands would have log 2/step points: 7e7, of which 40 are used."""
     x = Atoms(0, *np.full((4, 20), 0.05))
     for out in (Pairs(1e-8, True).upper(x, x)[1], Pairs(1e-8, True).lower(x, x).q):

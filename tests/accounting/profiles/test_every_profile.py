@@ -83,7 +83,7 @@ def test_every_public_profile_is_here():
 
 
 @EVERY
-def test_an_interval_is_proved_and_as_narrow_as_promised_or_says_why(name):
+def test_interval_is_as_narrow_as_promised_or_says_why(name):
     make, loose = PROFILES[name]
     assert isinstance(make(1.0), PrivacyProfile)
     bound = bound_of(name, 1.0)
@@ -141,7 +141,7 @@ def test_less_noise_costs_more(name):
     "users",
 )
 @EVERY
-def test_an_attack_has_an_advantage_that_is_bounded_sharply_and_falls_in_the_noise(name):
+def test_attack_advantage_is_sharp_and_falls_in_the_noise(name):
     make, loose = PROFILES[name]
     more, less = attack_advantage(make(1.0)), attack_advantage(make(2.0))
     assert 0.0 < less.lower <= more.upper < 1.0
@@ -222,7 +222,7 @@ REPEATED = [
 
 @pytest.mark.parametrize("tail", [1e-14, 1e-3])
 @pytest.mark.parametrize("profile", REPEATED, ids=str)
-def test_a_release_keeps_all_mass_of_both_laws_however_coarse_its_tail(profile, tail):
+def test_release_keeps_all_mass_of_both_laws_at_any_tail(profile, tail):
     upper = profile.upper_ratio(0.01, tail)
     assert upper.q.sum() + upper.zero == pytest.approx(1.0, abs=1e-12)
     assert upper.p.sum() + upper.infinity == pytest.approx(1.0, abs=1e-12)

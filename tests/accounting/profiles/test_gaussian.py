@@ -33,7 +33,7 @@ def test_epsilon_inverts_delta_however_small(sigma, delta):
     assert bound.lower == 0.0 or exact_delta(sigma, bound.lower) >= delta
 
 
-def test_both_ends_allow_for_a_noise_multiplier_that_is_known_roughly():
+def test_both_ends_allow_for_an_inexact_noise_multiplier():
     rough = GaussianProfile(2.0, relative_error=0.01)
     for ends in (
         lambda profile: profile.delta(0.5),

@@ -70,7 +70,7 @@ def epsilons(kind, points):
 
 @EVERY_POINT
 @EVERY_KIND
-def test_every_interval_is_proved_in_order_and_as_narrow_as_promised(kind, points):
+def test_intervals_are_ordered_and_as_narrow_as_promised(kind, points):
     for where, bound in epsilons(kind, points).items():
         assert bound.confidence == 1.0, where
         assert 0 <= bound.lower <= bound.upper < float("inf"), where
@@ -80,7 +80,7 @@ def test_every_interval_is_proved_in_order_and_as_narrow_as_promised(kind, point
 
 @EVERY_POINT
 @EVERY_KIND
-def test_more_noise_a_larger_delta_and_less_participation_never_cost_more(kind, points):
+def test_cost_falls_in_noise_and_delta_rises_in_participation(kind, points):
     found = epsilons(kind, points)
     axes = {"sigma": points[0], **points[1][kind], "delta": DELTAS[::-1]}
     for at, (name, axis) in enumerate(axes.items()):
@@ -135,7 +135,7 @@ def test_no_cost_exceeds_that_of_renyi_divergences(points):
 
 
 @EVERY_POINT
-def test_balls_and_bins_cost_no_more_than_shuffling_and_shuffling_than_a_known_order(points):
+def test_bins_cost_at_most_shuffling_and_that_a_known_order(points):
     kinds = ("deterministic", "balls-and-bins", "shuffle")
     known, bins, shuffled = (epsilons(kind, points) for kind in kinds)
     for (sigma, count, epochs, delta), bound in bins.items():

@@ -58,7 +58,7 @@ def test_where_they_are_not_sharp_the_algebra_lies_between_them(
         assert low.delta(epsilon) <= closed.delta(epsilon).upper
 
 
-def test_the_number_of_bins_takes_its_logarithm_off_the_cost_of_a_known_order():
+def test_bins_take_their_logarithm_off_the_cost_of_a_known_order():
     known = GaussianProfile(0.05).epsilon(1e-6)
     bound = BallsAndBinsProfile(0.05, 1000).epsilon(1e-6)
     assert bound.upper == pytest.approx(known.upper - math.log(1000), abs=1e-5)

@@ -147,7 +147,7 @@ def test_no_random_pair_of_data_sets_on_a_line_exceeds_the_bound():
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_clipping_units_together_bounds_every_function_of_their_examples(level):
+def test_clipping_units_bounds_every_function_of_their_examples(level):
     # A unit's gradient may be any function of its drawn leaves: +-1 by a random table. At level 0
     # the whole episode is the unit.
     rng = np.random.default_rng(3)
@@ -215,7 +215,7 @@ def test_paths_of_which_neither_is_below_the_other_all_count():
     assert worst.lower == max(bound.lower for bound in each)
 
 
-def test_very_many_kinds_of_leaves_cost_as_much_as_the_smallest_sizes():
+def test_many_kinds_of_leaves_cost_as_the_smallest_sizes():
     paths = tuple((5 + i, 30 - i) for i in range(12))
     worst = worst_leaf(2.0, 5, (1, 2), paths).epsilon(DELTA)
     smallest = MultistageProfile(2.0, 5, (1, 2), (5, 19)).epsilon(DELTA)

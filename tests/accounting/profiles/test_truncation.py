@@ -139,7 +139,7 @@ def test_bins_left_beside_full_ones_are_dominated(assignment, epsilon):
             assert rest.delta(epsilon).lower <= upper
 
 
-def test_a_users_rows_that_are_kept_together_cost_more_than_one_release():
+def test_rows_of_a_user_kept_together_cost_over_one_release():
     profile = users(0.6, 1202, 0.01, 4, 2)
     own, others = ({(k,): stats.binom.pmf(k, n, 0.01) for k in range(min(n, 60) + 1)}
                    for n in (2, 1200))  # fmt: skip
@@ -154,7 +154,7 @@ def test_a_users_rows_that_are_kept_together_cost_more_than_one_release():
 
 
 @pytest.mark.parametrize(("rows", "rate"), [(8, 0.3), (30, 0.05), (12, 0.9), (40, 0.25)])
-def test_chances_of_an_example_bound_its_exact_ones_for_every_smaller_number(rows, rate):
+def test_overflow_chances_bound_the_exact_ones_of_fewer_examples(rows, rate):
     for cap in range(1, rows):
         cut = Cap(rows, rate, cap)
         for fewer in range(1, rows + 1):
@@ -207,7 +207,7 @@ def test_a_cap_near_the_mean_costs_next_to_nothing(kind, deviations, within, at_
 
 
 @pytest.mark.parametrize(("count", "sigma", "epsilon"), [(36_133, 0.3757, 8.0), (86, 0.9, 3.0)])
-def test_a_default_cap_leaves_intervals_as_narrow_as_they_are_asked_for(count, sigma, epsilon):
+def test_default_cap_leaves_intervals_as_narrow_as_asked(count, sigma, epsilon):
     delta = 4e-9 if count > 1000 else 1e-6
     rows = count * 1024
     for profile, cut in (
@@ -227,7 +227,7 @@ def test_a_default_cap_leaves_intervals_as_narrow_as_they_are_asked_for(count, s
         assert not bound.note
 
 
-def test_a_cap_that_cuts_all_the_time_gives_infinity_and_says_why():
+def test_cap_that_always_cuts_gives_infinity_and_says_why():
     bound = KINDS["bins"](B).epsilon(DELTA)
     assert bound.upper == math.inf
     assert "raise the maximum batch size" in bound.note

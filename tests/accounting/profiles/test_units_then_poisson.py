@@ -14,7 +14,7 @@ from accounting import (
 DELTA = 1e-5
 
 
-def test_poisson_within_known_units_is_a_mixture_over_how_often_the_unit_is_drawn():
+def test_poisson_within_known_units_is_a_mixture_over_unit_draws():
     # With known units the number of steps that count is Binomial(T, G): an independent formula.
     steps, unit, rate, sigma, eps = 12, 0.3, 0.2, 1.0, 0.7
     upper = UnitsThenPoissonProfile(sigma, steps, unit, rate).delta(eps).upper

@@ -97,7 +97,7 @@ def epsilon_in_seconds(profile, delta):
 
 
 @pytest.mark.parametrize(("profile", "delta", "low", "high"), NARROW, ids=str)
-def test_narrow_interval_holds_the_known_value_in_ten_cpu_seconds(profile, delta, low, high):
+def test_narrow_interval_holds_the_known_value_in_ten_seconds(profile, delta, low, high):
     bound, width = epsilon_in_seconds(profile, delta)
     assert bound.width <= width
     assert bound.lower <= high
@@ -106,7 +106,7 @@ def test_narrow_interval_holds_the_known_value_in_ten_cpu_seconds(profile, delta
 
 
 @pytest.mark.parametrize(("profile", "delta", "low", "high"), LOOSE, ids=str)
-def test_wide_interval_says_why_in_ten_cpu_seconds(profile, delta, low, high):
+def test_wide_interval_says_why_in_ten_seconds(profile, delta, low, high):
     bound, width = epsilon_in_seconds(profile, delta)
     assert bound.note or bound.width <= width
     assert low <= bound.lower <= bound.upper <= high

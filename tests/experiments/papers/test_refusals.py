@@ -84,7 +84,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_a_setting_out_of_range_is_refused_in_one_line_that_names_it(call, message):
+def test_setting_out_of_range_is_refused_in_one_line_by_name(call, message):
     # Annotations are checked under the tests: a Literal's violation is a TypeError there.
     with pytest.raises((ValueError, TypeError), match=message) as refusal:
         call()
