@@ -185,32 +185,38 @@ class Pairs:
             sum_q = _shifted_sums(y.q, near.weights[i:j], begin, low, high)
             sum_t = _shifted_sums(y.t, smaller[i:j], begin, low, high)
             first_index = low + level - out.start
-            out_sliceslice, x_slice = (
+            out_slice, x_slice = (
                 slice(first_index, first_index + high - low),
                 slice(low - x.start, high - x.start),
             )
-            self._gather(out, out_sliceslice, x, x_slice, sum_q, sum_t, math.exp(level * self.step))
+            self._gather(out, out_slice, x, x_slice, sum_q, sum_t, math.exp(level * self.step))
         low = max(x.start, y.start + near.beyond)
         if low < x.stop:
             last, decay = self._far(x, y, low, near.beyond)
             weight = self._weights(1, 2)
             sum_q = weight * np.cumsum(y.q)[last]
             sum_t = weight * self._decayed(y.t)[last] * decay
-            out_sliceslice = slice(low - out.start, x.stop - out.start)
-            self._gather(out, out_sliceslice, x, slice(low - x.start, None), sum_q, sum_t, 1.0)
+            out_slice = slice(low - out.start, x.stop - out.start)
+            self._gather(out, out_slice, x, slice(low - x.start, None), sum_q, sum_t, 1.0)
 
     @staticmethod
     def _gather(
-        out: Atoms, here: slice, x: Atoms, there: slice, sum_q: Array, sum_t: Array, up: float
+        out: Atoms,
+        out_slice: slice,
+        x: Atoms,
+        x_slice: slice,
+        sum_q: Array,
+        sum_t: Array,
+        up: float,
     ) -> None:
-        """Adds pairs with x's atoms i = `there`, g_out = g_i + log `up`, to those of `out` `here`.
+        """Adds pairs with x's atoms i = `x_slice`, g_out = g_i + log `up`, to those of `out` `out_slice`.
 
         `sum_q` has, for each i, its partners' masses q_j, and `sum_t` e^{g_j - g_i} t_j.
         """
-        out.q[here] += x.q[there] * sum_q
-        out.s[here] += up * x.s[there] * sum_q
-        out.p[here] += x.p[there] * sum_q + x.s[there] * sum_t
-        out.t[here] += (x.t[there] * sum_q + x.q[there] * sum_t) / up
+        out.q[out_slice] += x.q[x_slice] * sum_q
+        out.s[out_slice] += up * x.s[x_slice] * sum_q
+        out.p[out_slice] += x.p[x_slice] * sum_q + x.s[x_slice] * sum_t
+        out.t[out_slice] += (x.t[x_slice] * sum_q + x.q[x_slice] * sum_t) / up
 
     def _far(self, x: Atoms, y: Atoms, low: int, distance: int) -> tuple[NDArray[np.int64], Array]:
         """Returns, for x's atoms i >= `low`, y's last j <= i - `distance`, and e^{(j - i) step}."""
