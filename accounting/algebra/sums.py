@@ -150,10 +150,8 @@ class Pairs:
             down = _shifted_sums(y.q, weights_down[i:j], begin, low, high)
             up = _shifted_sums(y.q, weights_up[i:j], begin, low, high)
             x_slice, first_index = slice(low - x.start, high - x.start), low + level - out.start
-            lower_points, upper_points = (
-                slice(first_index, first_index + high - low),
-                slice(first_index + 1, first_index + high - low + 1),
-            )
+            lower_points = slice(first_index, first_index + high - low)
+            upper_points = slice(first_index + 1, first_index + high - low + 1)
             out.q[lower_points] += x.q[x_slice] * down
             out.q[upper_points] += x.q[x_slice] * up
             # A grid point's value is that of x's atom, times e^{level step}.
@@ -166,16 +164,16 @@ class Pairs:
             last, decay = self._far(x, y, low, near.beyond)
             total = np.cumsum(y.q)[last]
             up = np.minimum(self._decayed(y.q)[last] * decay / math.expm1(self.step), total)
-            lower_points, upper_points = (
+            out_slice, x_slice = (
                 slice(low - out.start, x.stop - out.start),
                 slice(low - x.start, None),
             )
-            next_up = slice(lower_points.start + 1, lower_points.stop + 1)
+            next_up = slice(out_slice.start + 1, out_slice.stop + 1)
             weight = self._weights(1, 2)
-            out.q[lower_points] += weight * x.q[upper_points] * (total - up)
-            out.q[next_up] += weight * x.q[upper_points] * up
-            out.p[lower_points] += weight * x.p[upper_points] * (total - up)
-            out.p[next_up] += (weight * grown) * x.p[upper_points] * up
+            out.q[out_slice] += weight * x.q[x_slice] * (total - up)
+            out.q[next_up] += weight * x.q[x_slice] * up
+            out.p[out_slice] += weight * x.p[x_slice] * (total - up)
+            out.p[next_up] += (weight * grown) * x.p[x_slice] * up
 
     def _add_lower(self, out: Atoms, x: Atoms, y: Atoms, first: int) -> None:
         near = self._near(x, y, first, 0.5, 0.5)
@@ -185,10 +183,8 @@ class Pairs:
             sum_q = _shifted_sums(y.q, near.weights[i:j], begin, low, high)
             sum_t = _shifted_sums(y.t, smaller[i:j], begin, low, high)
             first_index = low + level - out.start
-            out_slice, x_slice = (
-                slice(first_index, first_index + high - low),
-                slice(low - x.start, high - x.start),
-            )
+            out_slice = slice(first_index, first_index + high - low)
+            x_slice = slice(low - x.start, high - x.start)
             self._gather(out, out_slice, x, x_slice, sum_q, sum_t, math.exp(level * self.step))
         low = max(x.start, y.start + near.beyond)
         if low < x.stop:
@@ -209,9 +205,10 @@ class Pairs:
         sum_t: Array,
         up: float,
     ) -> None:
-        """Adds pairs with x's atoms i = `x_slice`, g_out = g_i + log `up`, to those of `out` `out_slice`.
+        """Adds pairs with x's atoms i, g_out = g_i + log `up`, to atoms of `out`.
 
-        `sum_q` has, for each i, its partners' masses q_j, and `sum_t` e^{g_j - g_i} t_j.
+        `x_slice` has the atoms i, and `out_slice` those that they are added to. For each i,
+        `sum_q` has its partners' masses q_j, and `sum_t` e^{g_j - g_i} t_j.
         """
         out.q[out_slice] += x.q[x_slice] * sum_q
         out.s[out_slice] += up * x.s[x_slice] * sum_q
