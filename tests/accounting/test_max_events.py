@@ -22,9 +22,7 @@ DIRECTIONS = ["remove", "add"]
 @pytest.mark.parametrize("bins", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("epsilon", [0.0, 2.0, 6.0])
-def test_max_event_bound_is_below_truth_and_exact_for_one_bin(
-    quadrature, bins, sigma, epsilon
-):
+def test_max_event_bound_is_below_truth_and_exact_for_one_bin(quadrature, bins, sigma, epsilon):
     truth = max(quadrature(epsilon, sigma, bins, direction) for direction in DIRECTIONS)
     bound = max_event_lower_bound(epsilon, Epoch(sigma, bins))
     assert bound <= truth * (1 + (1e-3 if bins == 3 else 1e-6))

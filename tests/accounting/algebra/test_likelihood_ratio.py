@@ -113,9 +113,7 @@ def test_laws_of_discrete_outcomes_are_bracketed():
 @pytest.mark.parametrize(
     ("sigma", "epsilon"), [(0.055, 323.00365), (0.06, 299.7718), (0.05, 330.0), (0.04, 500.0)]
 )
-def test_bounds_hold_at_ratios_above_1e130_where_q_underflows(
-    quadrature, sigma, epsilon
-):
+def test_bounds_hold_at_ratios_above_1e130_where_q_underflows(quadrature, sigma, epsilon):
     truth = quadrature(epsilon, sigma, 2, "remove")
     (low, high), _ = bracket(lambda kind: kind.gaussian(sigma, 0.01).average(2), epsilon)
     assert 0.99 * truth <= low <= truth * (1 + 1e-9)
