@@ -1,22 +1,31 @@
-"""Privacy profiles as privacy loss distributions of dp_accounting.
+"""Privacy profiles as events and privacy loss distributions of dp_accounting.
 
 Proof and sources: docs/explanation/privacy-loss-distributions.md.
 """
 
 from __future__ import annotations
 
+import math
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from accounting.algebra.cells import Array
 from accounting.profile import PrivacyProfile, proved
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.poisson import PoissonProfile
+from accounting.profiles.truncation import TruncatedProfile
+from accounting.profiles.user_poisson import UserPoissonProfile
 
 # Upper values are raised by this much, so that rounding in the masses of a pair cannot go below
 # them.
 _ROUNDING = 1e-9
 _LARGEST_EPSILON = 500.0
+_PEER_TOLERANCE = 1e-3
+"""Difference of epsilons that counts as equal, and spacing of the losses in dp_accounting."""
 
 
 def to_privacy_loss_distribution(
@@ -59,6 +68,80 @@ def to_privacy_loss_distribution(
     masses |= {k: float(p[k]) for k in range(p.size)}
     pmf = pld_pmf.create_pmf(masses, interval, infinity, pessimistic_estimate=True)
     return privacy_loss_distribution.PrivacyLossDistribution(pmf)
+
+
+def to_dp_event(profile: PrivacyProfile) -> Any:
+    """Returns a profile's mechanism as an event of dp_accounting.
+
+    Batches that are cut to a maximum size are converted without the cut.
+
+    >>> from accounting import PoissonProfile
+    >>> to_dp_event(PoissonProfile(1.0, 0.01, 100)).count
+    100
+
+    Args:
+      profile: Profile of fixed batches, Poisson samples, or Poisson samples of users.
+
+    Raises:
+      ValueError: If dp_accounting has no event for the mechanism.
+    """
+    from dp_accounting import dp_event
+
+    match profile:
+        case TruncatedProfile():
+            return to_dp_event(profile.profile)
+        case GaussianProfile(relative_error=0):
+            return dp_event.GaussianDpEvent(profile.noise_multiplier)
+        case PoissonProfile():
+            step = dp_event.GaussianDpEvent(profile.noise_multiplier)
+            step = dp_event.PoissonSampledDpEvent(profile.sampling_prob, step)
+        case UserPoissonProfile():
+            tau, prob = profile.max_contributions, profile.sampling_prob
+            counts = np.arange(tau + 1)
+            weights = stats.binom.pmf(counts, tau, prob)
+            step = dp_event.MixtureOfGaussiansDpEvent(
+                profile.noise_multiplier, counts.tolist(), (weights / weights.sum()).tolist()
+            )
+        case _:
+            raise ValueError(
+                f"dp_accounting has no event for a {type(profile).__name__}, only for poisson, "
+                "user-poisson and deterministic batches"
+            )
+    event = dp_event.SelfComposedDpEvent(step, profile.steps)
+    if math.isinf(profile.release):
+        return event
+    return dp_event.ComposedDpEvent([event, dp_event.GaussianDpEvent(profile.release)])
+
+
+def compare_with_peer(profile: PrivacyProfile, delta: float) -> str:
+    """Returns the epsilon of dp_accounting beside the certified interval, in one sentence.
+
+    Args:
+      profile: Profile as for `to_dp_event`.
+      delta: Delta at which both are computed.
+
+    Raises:
+      ValueError: If dp_accounting has no event for the mechanism.
+    """
+    event = to_dp_event(profile)
+    from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+
+    ours = profile.epsilon(delta)
+    interval = _PEER_TOLERANCE * (1.0 if ours.upper >= 1.0 else 0.1)
+    accountant = PLDAccountant(value_discretization_interval=interval)
+    peer = float(accountant.compose(event).get_epsilon(delta))
+    if peer < ours.lower - _PEER_TOLERANCE:
+        relation = "below our proved lower end, so that one of both is wrong: please report it"
+    elif peer > ours.upper + _PEER_TOLERANCE:
+        relation = "above our upper end: its grid of losses rounds up"
+    else:
+        relation = "equal up to the grid of its losses"
+    if isinstance(profile, TruncatedProfile):
+        relation += "; it does not count the batches that are cut"
+    return (
+        f"dp_accounting {version('dp-accounting')} (PLD accountant, add-or-remove adjacency): "
+        f"epsilon {peer:.4g}, ours {ours}: {relation}"
+    )
 
 
 def _upper_values(profile: PrivacyProfile, interval: float, tail: float) -> Array:

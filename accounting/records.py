@@ -142,6 +142,7 @@ _NOUNS: dict[Any, str] = {
     type(None): "null",
 }
 _INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
+_SCIENTIFIC = re.compile(r"([+-]?[0-9]{1,9})(?:\.([0-9]{1,9}))?[eE]\+?([0-9]{1,2})")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -255,6 +256,7 @@ def _read_plain(hint: Any, value: Any, place: Place, words: bool) -> Any:
     if not isinstance(kind, type):
         raise TypeError(f"records hold nothing of the type {hint}")
     if words and isinstance(value, str) and kind in (int, float):
+        value = _whole_number(value) if kind is int else value
         if not (_INTEGER if kind is int else _NUMBER).fullmatch(value):
             raise _wrong(hint, value, place, words)
         value = kind(value)
@@ -278,6 +280,15 @@ def _read_plain(hint: Any, value: Any, place: Place, words: bool) -> Any:
     if not isinstance(value, kind):
         raise _wrong(hint, value, place, words)
     return value
+
+
+def _whole_number(text: str) -> str:
+    """Returns the digits of a whole number such as 46e6, or any other text as it is."""
+    if not (match := _SCIENTIFIC.fullmatch(text)):
+        return text
+    digits, fraction, exponent = match[1], (match[2] or "").rstrip("0"), int(match[3])
+    zeros = exponent - len(fraction)
+    return text if zeros < 0 else digits + fraction + "0" * zeros
 
 
 def described(hint: Any) -> str:

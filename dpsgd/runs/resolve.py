@@ -208,12 +208,12 @@ def _smallest_noise(
         return goal.noise_multiplier
     privacy = privacy_with(sums, sampler, noise)
     if goal.optimistic:
-        return calibrate(lambda sigma: _LowerEnd(privacy(sigma)), epsilon=goal.epsilon, delta=delta)
+        return calibrate(lambda sigma: LowerEnd(privacy(sigma)), epsilon=goal.epsilon, delta=delta)
     return calibrate(privacy, epsilon=goal.epsilon, delta=delta)
 
 
 @dataclass(frozen=True)
-class _LowerEnd:
+class LowerEnd:
     """Lower ends of a profile as exact values, only for choosing noise."""
 
     profile: PrivacyProfile

@@ -1,4 +1,4 @@
-"""Tasks by their names in commands and sweep files."""
+"""Tasks and samplers by their names in commands and sweep files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dpsgd.removed import removal_notice
 from dpsgd.runs.task import METHODS, check_task, find
 from experiments.cli.options import look_in_the_current_folder
 from experiments.tasks import TASKS
+from samplers.settings import SETTINGS, SamplerSettings, kind_of, settings_of
 
 DEFAULT = "clicks"
 
@@ -37,6 +38,30 @@ def find_task(name: str) -> Any:
     elif not dataclasses.is_dataclass(task):
         raise ValueError(f"--task {name} is a class but no dataclass: name an instance of it")
     return task
+
+
+def sampler_kind(name: str, where: str = "--sampler") -> type[SamplerSettings]:
+    """Returns the settings class of a sampler.
+
+    Args:
+      name: Name of a sampler, or module:Class for a sampler outside the package.
+      where: Option, or place in a file, that names the sampler.
+
+    Raises:
+      ValueError: If the sampler is unknown, or not a frozen dataclass.
+
+    >>> sampler_kind("poisson").name
+    'poisson'
+    """
+    if name in SETTINGS:
+        return SETTINGS[name]
+    if ":" not in name:
+        raise ValueError(f"{where} {name}{near(name, SETTINGS)} (your own: module:Class)")
+    look_in_the_current_folder()
+    try:
+        return settings_of(kind_of(name, execute=True))
+    except ValueError as error:
+        raise ValueError(f"{where} {name}: {error}") from None
 
 
 def needs_data(kind: type) -> bool:

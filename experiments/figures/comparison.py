@@ -10,13 +10,16 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure
 
-from accounting import PrivacyProfile, epsilon
+from accounting import Bound, PrivacyProfile, calibrate, epsilon
 from dpsgd.core.guarantee import ADJACENCY
+from dpsgd.runs.records import build
+from dpsgd.runs.resolve import LowerEnd
+from experiments.cli.tasks import sampler_kind
 from experiments.figures.drawing import Layout, draw_layout
 from experiments.papers.monte_carlo import MonteCarloProfile
 from experiments.processes import each
 from experiments.results.points import collect, ends
-from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
+from samplers import BatchSampler, Population
 
 MONTE_CARLO = "balls-and-bins, Monte Carlo"
 
@@ -27,18 +30,34 @@ Profiles = Callable[[float], PrivacyProfile]
 """Profile of a run as a function of its noise multiplier; pickled, such as a sampler's method."""
 
 
-def all_samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, BatchSampler]:
-    """Returns every sampler, by name, for runs of equal sizes.
+SAMPLERS = ("deterministic", "shuffle", "poisson", "balls-and-bins")
+"""Samplers that are compared by default."""
+
+
+def all_samplers(
+    num_examples: int, batch_size: int, epochs: int, names: Sequence[str] = SAMPLERS
+) -> dict[str, BatchSampler]:
+    """Returns samplers, by name, for runs of equal sizes.
 
     Oversize batches take several passes, so that the figures compare the cost of sampling alone.
+
+    Args:
+      num_examples: Number of training examples.
+      batch_size: Expected batch size.
+      epochs: Number of passes over the examples.
+      names: Names of samplers; "module:Class" for one outside the package.
+
+    Raises:
+      ValueError: If a sampler does not exist, or needs other settings.
     """
-    sizes = (num_examples, batch_size, epochs)
-    return {
-        "deterministic": Deterministic(*sizes),
-        "shuffle": Shuffle(*sizes),
-        "poisson": Poisson(*sizes, overflow="accumulate"),
-        "balls-and-bins": BallsAndBins(*sizes, overflow="accumulate"),
-    }
+    samplers = {}
+    for name in names:
+        kind = sampler_kind(name)
+        settings = {"batch_size": batch_size, "epochs": epochs}
+        if "overflow" in kind.__dataclass_fields__:
+            settings["overflow"] = "accumulate"
+        samplers[name] = build(kind, settings, f"--sampler {name}").build(Population(num_examples))
+    return samplers
 
 
 def monte_carlo(bins: int, num_samples: int) -> Profiles:
@@ -60,24 +79,55 @@ def epsilons(
     ]
 
 
+def noise_multipliers(
+    profiles: Mapping[str, Profiles], delta: float, target_epsilon: float
+) -> list[dict[str, Any]]:
+    """Returns bounds on the smallest noise multiplier of each sampler at one epsilon.
+
+    The upper end certifies the epsilon. Below the lower end, the sampler's cost is proved to be
+    larger.
+    """
+    points = []
+    for name, profile in profiles.items():
+        sizes = [
+            calibrate(privacy, epsilon=target_epsilon, delta=delta)
+            for privacy in (_LowerEnds(profile), profile)
+        ]
+        bound = Bound(min(sizes), sizes[1])
+        points.append({"curve": name, "x": target_epsilon, **ends(bound)})
+    return points
+
+
+@dataclasses.dataclass(frozen=True)
+class _LowerEnds:
+    """Function from noise to the lower ends of a profile, which other processes can read."""
+
+    profile: Profiles
+
+    def __call__(self, noise_multiplier: float) -> Any:
+        return LowerEnd(self.profile(noise_multiplier))
+
+
 def curves(
     profiles: Mapping[str, Profiles],
-    noise_multipliers: Sequence[float],
+    xs: Sequence[float],
     delta: float,
     progress: Callable[[str], None],
+    bounds: Callable[..., list[dict[str, Any]]] = epsilons,
 ) -> pl.DataFrame:
     """Returns the bounds of each sampler, computed on all processors.
 
     Args:
       profiles: Profiles by the name of the sampler.
-      noise_multipliers: Noise multipliers of the curves.
+      xs: Noise multipliers, or epsilons, of the curves.
       delta: Delta of the guarantees.
       progress: Function of one line of text.
+      bounds: `epsilons` at equal noise, or `noise_multipliers` at equal privacy.
     """
     rows: list[dict[str, Any]] = []
-    for found in each(partial(epsilons, dict(profiles), delta), list(noise_multipliers)):
-        rows += found
-        progress(f"{len(rows)} of {len(noise_multipliers) * len(profiles)}")
+    for points in each(partial(bounds, dict(profiles), delta), list(xs)):
+        rows += points
+        progress(f"{len(rows)} of {len(xs) * len(profiles)}")
     return collect(rows)
 
 
@@ -96,7 +146,13 @@ LAYOUT = Layout(
 """Layout of panels of epsilon over the noise multiplier."""
 
 
-def draw(points: pl.DataFrame, title: str) -> Figure:
+EQUAL_PRIVACY = {"yscale": "log", "xlabel": f"ε ({TERMS})", "ylabel": "noise multiplier σ"}
+"""Axes of noise multipliers over epsilon."""
+
+
+def draw(points: pl.DataFrame, title: str, *, equal_privacy: bool = False) -> Figure:
     """Returns a figure of one panel."""
     layout = dataclasses.replace(LAYOUT, size=(7, 5), columns=1)
+    if equal_privacy:
+        layout = dataclasses.replace(layout, axes={"": EQUAL_PRIVACY})
     return draw_layout(points.with_columns(panel=pl.lit(title)), layout)

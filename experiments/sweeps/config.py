@@ -19,6 +19,7 @@ from dpsgd.runs.recommendation import Settings
 from dpsgd.runs.records import build, near
 from dpsgd.runs.spec import RunSpec, known_options
 from dpsgd.runs.support import checked_spec
+from experiments.cli.tasks import sampler_kind
 from experiments.results.metrics import Better
 from experiments.results.table import (
     AXES,
@@ -79,13 +80,14 @@ def _sampler(given: Any, sizes: Mapping[str, Any], where: str) -> SamplerSetting
     """Returns a sampler from its name, or a table of name and settings, with the sizes it knows."""
     fields = dict(given) if isinstance(given, dict) else {"name": given}
     name = fields.pop("name", None)
-    if not isinstance(name, str) or name not in SETTINGS:
+    if not isinstance(name, str):
         raise ValueError(f"{where}: unknown sampler {name!r}; choose of {', '.join(SETTINGS)}")
+    kind = sampler_kind(name, f"{where}: unknown sampler")
     for axis in IN_SAMPLER:
         if axis in fields:
             raise ValueError(f"{where}: {axis} is an axis of the grid; set it there")
-    known = {field.name for field in dataclasses.fields(SETTINGS[name])}
-    return build(SETTINGS[name], fields | {k: v for k, v in sizes.items() if k in known}, where)
+    known = {field.name for field in dataclasses.fields(kind)}
+    return build(kind, fields | {k: v for k, v in sizes.items() if k in known}, where)
 
 
 def name_of(options: Mapping[str, Any]) -> str:

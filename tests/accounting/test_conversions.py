@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.conversions import to_privacy_loss_distribution
+from accounting.conversions import (
+    compare_with_peer,
+    to_dp_event,
+    to_privacy_loss_distribution,
+)
 from accounting.profile import Bound, Profile
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.poisson import PoissonProfile
+from accounting.profiles.user_poisson import UserPoissonProfile
+from accounting.releases import with_gaussian_release
 
 PROFILES = [
     GaussianProfile(0.7),
@@ -52,3 +59,33 @@ def test_noise_in_the_upper_values_never_breaks_the_bound(noise):
         got = converted.get_delta_for_epsilon(epsilon)
         assert GaussianProfile(1.0).delta(epsilon).lower <= got <= 1.0
         assert got <= 1.5 * GaussianProfile(1.0).delta(max(0.0, epsilon - 0.2)).upper
+
+
+EVENTS = [
+    GaussianProfile(2.0),
+    PoissonProfile(1.0, 0.02, 50),
+    with_gaussian_release(PoissonProfile(1.0, 0.1, 20), 2.0),
+    pytest.param(UserPoissonProfile(2.0, 20, 0.05, 3), marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("profile", EVENTS, ids=repr)
+def test_dp_accounting_confirms_the_epsilon_of_its_event(profile):
+    assert "equal up to" in compare_with_peer(profile, 1e-5)
+
+
+class Cheap(PoissonProfile):
+    """A profile that states half of its cost."""
+
+    def epsilon(self, delta, *rest, **how):
+        bound = super().epsilon(delta, *rest, **how)
+        return Bound(bound.lower / 2, bound.upper / 2)
+
+
+def test_dp_accounting_contradicts_half_the_cost():
+    assert "above our upper end" in compare_with_peer(Cheap(1.0, 0.1, 20), 1e-5)
+
+
+def test_a_mechanism_without_an_event_is_refused():
+    with pytest.raises(ValueError, match="no event for a BallsAndBinsProfile"):
+        to_dp_event(BallsAndBinsProfile(1.0, 5))

@@ -123,6 +123,17 @@ def test_words_are_numbers_as_json_has_them(number):
             assert found == meant
 
 
+@pytest.mark.parametrize("word", ["46e6", "4.6e7", "46000000", "4.60e+07", "046e6"])
+def test_a_count_may_have_an_exponent(word):
+    assert read(int, word, words=True) == 46_000_000
+
+
+@pytest.mark.parametrize("word", ["1.5e0", "46e-6", "1e999", "e6", "4.6"])
+def test_a_count_is_a_whole_number(word):
+    with pytest.raises(Refused):
+        read(int, word, words=True)
+
+
 REFUSED = {
     "count must be an integer >= 1, got 0": {"count": 0},
     "count must be an integer >= 1, got '3'": {"count": "3"},

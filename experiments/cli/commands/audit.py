@@ -21,11 +21,11 @@ from dpsgd.runs.spec import Lazy
 from dpsgd.runs.task import Trainable, refinement_of
 from experiments.cli.console import Console
 from experiments.cli.questions.audit import Audit
+from experiments.cli.tasks import sampler_kind
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import preset_for
 from experiments.tasks.clicks.task import ClickModels, Clicks
 from samplers import BatchSampler
-from samplers.settings import SETTINGS
 
 Progress = Callable[[str], None]
 
@@ -70,7 +70,7 @@ def _claimed(question: Audit, run: ResolvedRun) -> BatchSampler | None:
     """Returns the sampler whose guarantee is claimed; None for the run's own."""
     if question.claim is None:
         return None
-    kind, trained = SETTINGS[question.claim], run.spec.sampler
+    kind, trained = sampler_kind(question.claim, "--claim"), run.spec.sampler
     shared = {f.name for f in fields(kind)} & {f.name for f in fields(trained)}
     shared -= {"max_batch_size", "overflow"}  # chosen anew
     sampler = kind(**{name: getattr(trained, name) for name in shared})

@@ -6,6 +6,7 @@ from math import isinf
 from pathlib import Path
 
 from accounting import Bound, TrialCount
+from accounting.conversions import compare_with_peer, to_dp_event
 from accounting.profile import format_delta
 from dpsgd import Segment, Trials, cost
 from dpsgd.core.guarantee import Guarantee
@@ -32,11 +33,17 @@ def epsilon(question: Epsilon) -> None:
     """Prints the certified epsilon of a run or private search."""
     with going_on("accounting"):
         segment, delta = _segment(question)
+        if question.peer is not None:
+            to_dp_event(segment.mechanism.privacy())  # refuses what the peer cannot compute
         guarantee = cost([segment], delta)
     print(guarantee.sentence())
     for note in guarantee.notes:
         print(f"note: {note}")
     mechanism = segment.mechanism
+    if question.peer is not None:
+        with going_on("accounting by dp_accounting"):
+            line = compare_with_peer(mechanism.privacy(), delta)
+        print(line)
     if isinstance(sampler := mechanism.sampler, Multistage):
         with going_on("accounting for alternatives"):
             sizes = sampler.steps, sampler.draws, question.sizes
@@ -72,15 +79,23 @@ def compare(question: Compare) -> None:
     from experiments.results.points import pivot
 
     sizes, delta = (question.num_examples, question.batch_size, question.epochs), question.delta
-    samplers = comparison.all_samplers(*sizes)
+    samplers = comparison.all_samplers(*sizes, question.sampler)
+    equal_privacy = bool(question.target_epsilon)
     with Console() as console:
         profiles = {name: sampler.privacy for name, sampler in samplers.items()}
-        points = comparison.curves(profiles, question.noise_multiplier, delta, console.progress)
-        console.line(f"epsilon [lower, upper] at delta {format_delta(delta)} ({comparison.TERMS})")
-        console.table(*pivot(points.to_dicts(), corner="sigma"))
+        if equal_privacy:
+            how = question.target_epsilon, delta, console.progress, comparison.noise_multipliers
+            measure, corner = "smallest noise multiplier", "epsilon"
+        else:
+            how = question.noise_multiplier, delta, console.progress
+            measure, corner = "epsilon", "sigma"
+        points = comparison.curves(profiles, *how)
+        terms = f"at delta {format_delta(delta)} ({comparison.TERMS})"
+        console.line(f"{measure} [lower, upper] {terms}")
+        console.table(*pivot(points.to_dicts(), corner=corner))
         if question.plot is not None:
             title = "n = {:,}, b = {:,}, E = {:,}, δ = {}".format(*sizes, format_delta(delta))
-            save(comparison.draw(points, title), question.plot)
+            save(comparison.draw(points, title, equal_privacy=equal_privacy), question.plot)
             console.line(f"drawn: {question.plot}")
 
 

@@ -13,21 +13,19 @@ from typing import Any, ClassVar, Literal
 from accounting.records import (
     Count,
     field_texts,
-    near,
 )
 from dpsgd.runs.spec import PARTS, RunSpec, known_options
 from dpsgd.runs.support import check
 from experiments.cli.options import (
     Option,
     build,
-    look_in_the_current_folder,
     options_of,
     word_of,
 )
 from experiments.cli.questions import Question
-from experiments.cli.tasks import DEFAULT, find_task, needs_data
+from experiments.cli.tasks import DEFAULT, find_task, needs_data, sampler_kind
 from samplers import Population, UnitTree
-from samplers.settings import DEFAULTS, SETTINGS, SamplerSettings, kind_of, settings_of
+from samplers.settings import DEFAULTS, SETTINGS
 from samplers.tree import TreeShape
 
 FOR_PROGRAMS = {
@@ -52,26 +50,6 @@ _GROUPS = {"target_delta": "privacy", "l2_clip_norm": "optimizer"}
 
 
 # --- Samplers and runs as options -----------------------------------------------------------------
-
-
-def sampler_kind(name: str) -> type[SamplerSettings]:
-    """Returns the settings class of a sampler.
-
-    Args:
-      name: Name of a sampler, or module:Class for a sampler outside the package.
-
-    Raises:
-      ValueError: If the sampler is unknown.
-
-    >>> sampler_kind("poisson").name
-    'poisson'
-    """
-    if ":" in name:
-        look_in_the_current_folder()
-        return settings_of(kind_of(name, execute=True))
-    if name not in SETTINGS:
-        raise ValueError(f"--sampler {name}{near(name, SETTINGS)} (your own: module:Class)")
-    return SETTINGS[name]
 
 
 def sampler_options(name: str | None) -> list[Option]:

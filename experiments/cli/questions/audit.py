@@ -11,7 +11,7 @@ from dpsgd.gradients.rules import FLAT
 from dpsgd.runs.spec import Auto, Dense
 from experiments.cli.questions import Drawn
 from experiments.cli.questions.about_runs import OfSizes, OfTask, run_options
-from samplers.settings import SETTINGS
+from experiments.cli.tasks import sampler_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,8 @@ class Audit(OfSizes, OfTask, Drawn):
     def check(self) -> None:
         """Refuses runs that the audit does not support."""
         spec = self.spec
-        if self.claim is not None and self.claim not in SETTINGS:
-            raise ValueError(f"--claim must be one of {', '.join(SETTINGS)}, got {self.claim}")
+        if self.claim is not None:
+            sampler_kind(self.claim, "--claim")
         if isinstance(spec.tables, Auto):
             raise ValueError("--tables auto is resolved by the rows of a run; give dense or lazy")
         if not self.black_box:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from accounting.records import Count, Ge, Gt, Positive
 from dpsgd.runs.spec import RunSpec
 from experiments.cli.questions import Drawn
 from experiments.cli.questions.about_runs import OfSizes, run_options
+from experiments.cli.tasks import sampler_kind
 from samplers import Population
 from samplers.settings import SETTINGS
 
@@ -22,10 +23,12 @@ class Epsilon(OfSizes):
         released, and this is the mean of that number.
       trials_shape: Shape of the distribution of the number of trials: 0 is logarithmic (cheapest),
         1 geometric.
+      peer: Also print the epsilon that this library computes for the same sampler and noise.
     """
 
     mean_trials: Annotated[float | None, Gt(1)] = None
     trials_shape: Annotated[float, Ge(0)] = 0.0
+    peer: Literal["dp_accounting"] | None = None
 
     @classmethod
     def offered(cls) -> dict[str, Any]:
@@ -52,6 +55,8 @@ class Calibrate(OfSizes):
 class Compare(Drawn):
     """Print and draw the certified epsilon of every sampler over the noise multiplier.
 
+    With --target-epsilon, at equal privacy: the noise multiplier that each sampler needs.
+
     Attributes:
       num_examples: Number of training examples (public).
       batch_size: Expected batch size.
@@ -59,6 +64,9 @@ class Compare(Drawn):
       target_delta: Delta of the guarantee. Default: min(1e-5, n^-1.1) for n examples, rounded down
         to one digit.
       noise_multiplier: Noise multipliers to evaluate.
+      target_epsilon: Epsilons to reach, in place of noise multipliers. The upper end certifies the
+        epsilon; with less noise than the lower end, the sampler is proved to miss it.
+      sampler: Samplers to compare, your own as module:Class.
     """
 
     num_examples: Count
@@ -66,6 +74,8 @@ class Compare(Drawn):
     epochs: Count = 1
     target_delta: Positive | None = None
     noise_multiplier: tuple[Positive, ...] = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
+    target_epsilon: tuple[Positive, ...] = ()
+    sampler: tuple[str, ...] = ("deterministic", "shuffle", "poisson", "balls-and-bins")
 
     ABOUT_RUN: ClassVar[bool] = True
 
@@ -74,6 +84,10 @@ class Compare(Drawn):
         super().check()
         if not self.noise_multiplier:
             raise ValueError("--noise-multiplier needs at least one number")
+        if self.target_epsilon and self.noise_multiplier != type(self).noise_multiplier:
+            raise ValueError("give --noise-multiplier or --target-epsilon, not both")
+        for name in self.sampler:
+            sampler_kind(name)
         self._spec.sampler.build(Population(self.num_examples), self.delta)
 
     @property

@@ -249,7 +249,7 @@ REFUSED = {
         "sampler:shuffle --bands 4": "--bands and no minimum separation: ",
         "sampler:poisson --bands 21": "--bands 21: cycle_length must be at most the 20",
         "sampler:poisson --tables auto": "--tables auto is resolved by the rows",
-        "sampler:poisson --claim dice": "--claim must be one of deterministic, shuffle",
+        "sampler:poisson --claim dice": "--claim dice; there are deterministic, shuffle",
     },
     "audit {} " + PLATT: {
         "--black-box": "--black-box audits dense steps alone; leave out --calibration",

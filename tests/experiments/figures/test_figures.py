@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from accounting import epsilon
 from dpsgd.removed import NOTICE, REMOVED
 from experiments.figures import (
     FIGURES,
@@ -97,6 +98,17 @@ def test_the_comparison_prints_and_draws_what_it_computes(tmp_path, monkeypatch,
     assert header.split() == ["sigma", "deterministic", "shuffle", "poisson", "balls-and-bins"]
     assert [row.split()[0] for row in rows][-3:-1] == ["0.5", "1"]
     assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_noise_at_equal_privacy_is_between_what_misses_and_what_suffices():
+    profiles = {
+        name: sampler.privacy for name, sampler in comparison.all_samplers(1000, 100, 1).items()
+    }
+    for point in comparison.noise_multipliers(profiles, 1e-5, 3.0):
+        privacy = profiles[point["curve"]]
+        assert epsilon(privacy(point["upper"]), 1e-5).upper <= 3.0
+        assert epsilon(privacy(0.99 * point["lower"]), 1e-5).lower > 3.0
+        assert point["lower"] <= point["upper"]
 
 
 def test_recorded_crossings_are_certified_and_their_signs_change_once():

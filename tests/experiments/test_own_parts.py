@@ -1,0 +1,92 @@
+"""A sampler of another module is asked for as the built-in ones are, in commands and files."""
+
+import sys
+
+import pytest
+
+from experiments.sweeps.config import Sweep, plan
+
+PROGRAM = """
+from dataclasses import dataclass
+
+from samplers import Poisson
+
+
+@dataclass(frozen=True)
+class Renamed(Poisson):
+    '''Poisson batches by another name.'''
+
+
+NOTHING = 0
+"""
+SIZES = "--num-examples 400 --batch-size 40"
+COMMANDS = {
+    "epsilon": f"epsilon sampler:NAME {SIZES} --noise-multiplier 2",
+    "calibrate": f"calibrate sampler:NAME {SIZES} --target-epsilon 2",
+    "compare": f"compare {SIZES} --noise-multiplier 2 --sampler NAME",
+    "compare at equal privacy": f"compare {SIZES} --target-epsilon 2 --sampler NAME",
+    "audit": f"audit sampler:poisson {SIZES} --noise-multiplier 2 --claim NAME",
+}
+SWEEPS = ['"NAME"', '{ name = "NAME", overflow = "accumulate" }']
+FILE = """
+title = "own"
+repetitions = 1
+[[grid]]
+x = "noise_multiplier"
+sampler = [SAMPLER, "shuffle"]
+noise_multiplier = [1.0]
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "own_parts.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("own_parts", None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long if "audit" in name else ()) for name in COMMANDS],
+)
+def test_a_command_answers_alike_for_an_own_sampler(name, command, monkeypatch):
+    monkeypatch.setattr("experiments.figures.comparison.each", map)
+    asked, own = COMMANDS[name].replace("NAME", "poisson"), "own_parts:Renamed"
+    answers = [
+        command(*words.split()).replace(own, "poisson").split()
+        for words in (asked, COMMANDS[name].replace("NAME", own))
+    ]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("sampler", SWEEPS)
+def test_a_sweep_runs_an_own_sampler(sampler, tmp_path):
+    text = FILE.replace("SAMPLER", sampler.replace("NAME", "own_parts:Renamed"))
+    runs = plan(Sweep.parse(text.encode(), "own.toml"), tmp_path, "own.toml")
+    assert [run.spec.sampler.name for run in runs] == ["own_parts:Renamed", "shuffle"]
+
+
+PROBLEMS = {
+    "own_parts:Missing": "has no sampler 'Missing'",
+    "own_parts:NOTHING": "has no sampler 'NOTHING'",
+    "no_such_module:Any": "cannot be imported",
+    "poison": "did you mean poisson?",
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("asked", COMMANDS)
+def test_a_name_without_a_sampler_is_refused_in_one_line(name, asked, command):
+    line = command.refuses(*COMMANDS[asked].replace("NAME", name).split())
+    assert name in line
+    assert PROBLEMS[name] in line
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_sweep_names_the_place_of_an_unknown_sampler(name):
+    text = FILE.replace("SAMPLER", f'"{name}"')
+    with pytest.raises(ValueError, match=r"own.toml, grid 1, sampler\[0\]: unknown sampler") as why:
+        Sweep.parse(text.encode(), "own.toml")
+    assert PROBLEMS[name] in str(why.value)
