@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from dpsgd.core.gaussian import add_row_noise
+from dpsgd.core.philox import StepKey
 from dpsgd.core.state import Diagnostics, Scales, TrainState
 
 PyTree = Any
@@ -124,8 +125,6 @@ def privatize(
     if scales.noise is None:
         return jax.tree.map(lambda s: s / divisor, clipped_sum), noise_state
     if rows is not None:
-        leaf, numbers = rows
-        stddev = scales.noise_stddev
-        noised = add_row_noise(clipped_sum, numbers, noise_key, step, leaf, stddev, divisor)
+        noised = add_row_noise(clipped_sum, *rows, StepKey(noise_key, step), scales)
         return noised, noise_state
     return scales.noise.add(clipped_sum, noise_state, noise_key, step, scales)

@@ -8,9 +8,8 @@ limits: docs/explanation/float-noise-on-a-public-grid.md.
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,8 @@ import numpy as np
 from jax import lax
 
 from dpsgd.core.marks import mark_value
-from dpsgd.core.philox import COUNTED, word, words_at
+from dpsgd.core.philox import COUNTED, Coordinates, StepKey, word, words_at
+from dpsgd.core.state import Scales
 from dpsgd.packing import join, packs, split
 
 GRID_BITS = 18
@@ -80,7 +80,7 @@ def standard_normal(
     Raises:
       ValueError: If `noise_key` is not uint32 `[4]`.
     """
-    return _draw(_normal, noise_key, step, leaf, shape)
+    return _draw(_normal, StepKey(noise_key, step), Coordinates(leaf), shape)
 
 
 def add_gaussian_noise(
@@ -123,6 +123,24 @@ def add_gaussian_noise(
         if not isinstance(scalar, jax.core.Tracer) and not 0 < np.asarray(scalar) < math.inf:
             raise ValueError(f"{name} must be finite and positive, got {scalar}")
     leaves, structure = jax.tree.flatten(tree)
+    _check_sums(leaves)
+    key = StepKey(noise_key, word(step, "step"))
+    inputs = {"key": noise_key, "step": key.step, "stddev": stddev, "divisor": divisor}
+    spacing, cells = _grid_of(stddev, spread)
+    # Unknown to the compiler, which would multiply by the inverse of a constant: other bits.
+    divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
+    totals = [jnp.asarray(total) for total in leaves]
+    noises = [None] * len(leaves) if noise is None else jax.tree.leaves(noise)
+    noising = _Noising(key, spacing, cells, divisor, noises)
+    outputs = lax.platform_dependent(totals, cpu=noising.in_place, default=noising.fused)
+    outputs = [
+        mark_value(output, "release", total=total, noise=z, **inputs)
+        for output, total, z in zip(outputs, totals, noises, strict=True)
+    ]
+    return jax.tree.unflatten(structure, outputs)
+
+
+def _check_sums(leaves: list) -> None:
     for leaf, total in enumerate(leaves):
         if jnp.result_type(total) != jnp.float32:
             raise ValueError(
@@ -131,30 +149,33 @@ def add_gaussian_noise(
             )
         if max(jnp.shape(total), default=0) >= COUNTED:
             raise ValueError(f"leaf {leaf} has shape {jnp.shape(total)}: an axis exceeds 32 bits")
-    step = word(step, "step")
-    inputs = {"key": noise_key, "step": step, "stddev": stddev, "divisor": divisor}
-    spacing, cells = _grid_of(stddev, spread)
-    # Unknown to the compiler, which would multiply by the inverse of a constant: other bits.
-    divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
 
-    def noised(row: jax.typing.ArrayLike, totals: list, names: list, noises: list) -> list:
-        outputs = []
-        for total, (leaf, position), z in zip(totals, names, noises, strict=True):
-            # Times the inverse: exact like the division, as both are powers of two.
-            total_cells = total * (1 / spacing)
-            whole_cells = jnp.round(total_cells)
-            fraction = total_cells - whole_cells
-            one_axis = position is not None or _fits_a_line(total)
-            rounded = _rounded_noise(
-                noise_key, step, leaf, row, cells, fraction, position, one_axis, z
-            )
-            outputs.append((whole_cells + rounded) * spacing / divisor)
-        return outputs
 
-    def fused(totals: list) -> list:
-        return noised(0, totals, [(np.uint32(leaf), None) for leaf in range(len(totals))], noises)
+class _Noising(NamedTuple):
+    """Noised sums over a divisor, for accelerators in one pass and for CPUs in place.
 
-    def in_place(totals: list) -> list:
+    Accelerators fuse noise and optimizer into one pass. XLA's compiler for CPUs has no fusion with
+    several outputs: it would compute the noise anew for each moment that the optimizer keeps. It
+    fuses nothing across the border of a loop, so there the noise is made once and added in the
+    place of the sum: a loop over the one row of an array [1, *shape]. As every counter depends on
+    the row, nothing is computed and stored beforehand. The barrier keeps XLA from knowing the
+    number of rows, and from taking the loop away.
+    """
+
+    key: StepKey
+    spacing: jax.Array
+    cells: jax.Array
+    divisor: jax.Array
+    noises: list
+    """Noise in place of fresh normals, by leaf; None for fresh ones."""
+
+    def fused(self, totals: list) -> list:
+        """Returns the outputs of all leaves, leaf by leaf."""
+        names = [(np.uint32(leaf), None) for leaf in range(len(totals))]
+        return self._noised(0, totals, names, self.noises)
+
+    def in_place(self, totals: list) -> list:
+        """Returns the outputs of all leaves, small ones side by side."""
         rows = lax.optimization_barrier(jnp.uint32(1))
         shapes = [total.shape for total in totals]
         lined = {leaf: total.size for leaf, total in enumerate(totals) if _fits_a_line(total)}
@@ -162,18 +183,20 @@ def add_gaussian_noise(
         names = [_names(pack, lined) for pack in groups]
 
         def side_by_side(leaves: list) -> list:
+            """Returns the arrays of each group as one."""
             return [
                 join([leaves[leaf] for leaf in pack]) if pack[0] in lined else leaves[pack[0]]
                 for pack in groups
             ]
 
         arrays = side_by_side(totals)
-        lines = [] if noise is None else side_by_side(noises)
+        lines = [] if not self.noises or self.noises[0] is None else side_by_side(self.noises)
 
         def advanced(row: jax.Array, arrays: list) -> list:
+            """Returns the outputs of all groups."""
             # Plus 0, which depends on the row: else its rounding would be stored beforehand.
             row_noises = [z + row.astype(jnp.float32) for z in lines] or [None] * len(groups)
-            return noised(row, arrays, names, row_noises)
+            return self._noised(row, arrays, names, row_noises)
 
         arrays = lax.fori_loop(jnp.uint32(0), rows, advanced, arrays)
         outputs = list(totals)
@@ -183,21 +206,18 @@ def add_gaussian_noise(
                 outputs[leaf] = output
         return outputs
 
-    # Accelerators fuse noise and optimizer into one pass. XLA's compiler for CPUs has no fusion
-    # with several outputs: it would compute the noise anew for each moment that the optimizer
-    # keeps. It fuses nothing across the border of a loop, so there the noise is made once and added
-    # in the place of the sum: a loop over the one row of an array [1, *shape]. As every counter
-    # depends on the row, nothing is computed and stored beforehand. The barrier keeps XLA from
-    # knowing the number of rows, and from taking the loop away.
-    totals = [jnp.asarray(total) for total in leaves]
-    noises = [None] * len(leaves) if noise is None else jax.tree.leaves(noise)
-    outputs = lax.platform_dependent(totals, cpu=in_place, default=fused)
-    leaf_noises = noises if noise is not None else [None] * len(leaves)
-    outputs = [
-        mark_value(output, "release", total=total, noise=z, **inputs)
-        for output, total, z in zip(outputs, totals, leaf_noises, strict=True)
-    ]
-    return jax.tree.unflatten(structure, outputs)
+    def _noised(self, row: Any, totals: list, names: list, noises: list) -> list:
+        outputs = []
+        for total, (leaf, position), z in zip(totals, names, noises, strict=True):
+            # Times the inverse: exact like the division, as both are powers of two.
+            total_cells = total * (1 / self.spacing)
+            whole_cells = jnp.round(total_cells)
+            fraction = total_cells - whole_cells
+            one_axis = position is not None or _fits_a_line(total)
+            coordinates = Coordinates(leaf, row, position, one_axis)
+            rounded = _rounded_noise(self.key, coordinates, self.cells, fraction, z)
+            outputs.append((whole_cells + rounded) * self.spacing / self.divisor)
+        return outputs
 
 
 def normal_line(
@@ -213,18 +233,12 @@ def normal_line(
       row: 0, or a traced 0, on which every number then depends.
     """
     leaf, position = _names(pack, dict(zip(pack, sizes, strict=True)))
-    counting = {"row": row, "one_axis": True, "position": position}
-    return _draw(_normal, noise_key, step, leaf, (sum(sizes),), **counting)
+    coordinates = Coordinates(leaf, row, position, one_axis=True)
+    return _draw(_normal, StepKey(noise_key, step), coordinates, (sum(sizes),))
 
 
 def add_row_noise(
-    total: jax.Array,
-    rows: jax.Array,
-    noise_key: Any,
-    step: Any,
-    leaf: int,
-    stddev: Any,
-    divisor: Any,
+    total: jax.Array, leaf: int, rows: jax.Array, key: StepKey, scales: Scales
 ) -> jax.Array:
     """Return the noised mean of table rows, float32 `[U, ...]`.
 
@@ -232,87 +246,90 @@ def add_row_noise(
 
     Args:
       total: Sums of the rows, float32 `[U, ...]`.
-      rows: Indices of the rows in the table, int32 `[U]`.
-      noise_key: uint32 `[4]`, key of the noise stream.
-      step: Training step.
       leaf: Index of the table in its tree; purpose `STEP` keeps its noise apart from dense leaves.
-      stddev: Standard deviation of the noise, in the units of `total`.
-      divisor: Public float32 scalar that divides the noised sum.
+      rows: Indices of the rows in the table, int32 `[U]`.
+      key: Key of the step.
+      scales: Scales sigma C, in the units of `total`, and b, which divides the noised sum.
     """
-    step = word(step, "step")
-    inputs = {"key": noise_key, "step": step, "stddev": stddev, "divisor": divisor, "rows": rows}
+    key = key._replace(step=word(key.step, "step"))
+    stddev, divisor = scales.noise_stddev, scales.expected_batch_size
+    inputs = {"key": key.noise_key, "step": key.step, "stddev": stddev, "divisor": divisor}
     spacing, cells = _grid_of(stddev)
     # One quotient of scalars: of arrays, some programs take products with the inverse.
     cell = spacing / jnp.asarray(divisor, jnp.float32)
     flat = total.ravel()
     total_cells = flat * (1 / spacing)
     whole_cells = jnp.round(total_cells)
-    position = _positions(rows, flat.size // len(rows))
-    name, fraction = _purpose(leaf, STEP), total_cells - whole_cells
-    rounded = _rounded_noise(noise_key, step, name, 0, cells, fraction, position, True)
+    table = TableRows(leaf, STEP, rows, flat.size // len(rows))
+    rounded = _rounded_noise(key, table.coordinates, cells, total_cells - whole_cells)
     noised = ((whole_cells + rounded) * cell).reshape(total.shape)
-    return mark_value(noised, "release", total=total, **inputs)
+    return mark_value(noised, "release", total=total, **inputs, rows=rows)
 
 
 STEP, MOMENTUM, VALUE = 1, 2, 3
 """Purposes of noise in table rows: one step, and momentum and value of a gap; 0 is dense."""
 
 
-def _purpose(leaf: int, purpose: int) -> jax.Array:
-    return jnp.uint32(leaf + (purpose << 24))
+class TableRows(NamedTuple):
+    """Rows of a table whose noise is drawn, for one purpose."""
+
+    leaf: int
+    """Index of the table in its tree, below 2^24."""
+    purpose: int
+    """Purpose of the noise, below 2^8; different purposes are independent."""
+    rows: jax.Array
+    """Indices of the rows, int32 `[U]`."""
+    width: int
+    """Coordinates of a row; fewer than 2^32 in the whole table."""
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Names of all coordinates of the rows."""
+        along = lax.iota(jnp.uint32, self.width)
+        position = (self.rows.astype(jnp.uint32)[:, None] * np.uint32(self.width) + along).ravel()
+        leaf = jnp.uint32(self.leaf + (self.purpose << 24))
+        return Coordinates(leaf, position=position, one_axis=True)
 
 
-def _positions(rows: jax.Array, width: int) -> jax.Array:
-    along = lax.iota(jnp.uint32, width)
-    return (rows.astype(jnp.uint32)[:, None] * np.uint32(width) + along).ravel()
-
-
-def normal_at(
-    noise_key: Any, step: Any, leaf: int, purpose: int, rows: jax.Array, width: int
-) -> jax.Array:
-    """Return standard normals of table rows: float32 `[len(rows), width]`.
+def normal_at(noise_key: Any, step: Any, table: TableRows) -> jax.Array:
+    """Return standard normals of table rows: float32 `[U, width]`.
 
     Args:
       noise_key: uint32 `[4]`, key of the noise stream.
       step: Training step.
-      leaf: Index of the table in its tree, below 2^24.
-      purpose: Purpose of the normals, below 2^8; different purposes are independent.
-      rows: Indices of the rows, int32 `[U]`.
-      width: Coordinates of a row; fewer than 2^32 in the whole table.
+      table: Rows of the table, and the purpose of the normals.
     """
-    return _draw_rows(_normal, noise_key, step, leaf, purpose, rows, width)
+    return _draw_rows(_normal, StepKey(noise_key, step), table)
 
 
-def uniform_at(
-    noise_key: Any, step: Any, leaf: int, purpose: int, rows: jax.Array, width: int
-) -> jax.Array:
-    """Return uniforms in (0, 1) of table rows: float32 `[len(rows), width]`.
+def uniform_at(noise_key: Any, step: Any, table: TableRows) -> jax.Array:
+    """Return uniforms in (0, 1) of table rows: float32 `[U, width]`.
 
     They are independent of the normals that `normal_at` returns for the same arguments.
 
     Args:
       noise_key: uint32 `[4]`, key of the noise stream.
       step: Training step.
-      leaf: Index of the table in its tree, below 2^24.
-      purpose: Purpose of the uniforms, below 2^8; different purposes are independent.
-      rows: Indices of the rows, int32 `[U]`.
-      width: Coordinates of a row; fewer than 2^32 in the whole table.
+      table: Rows of the table, and the purpose of the uniforms.
     """
-    return _draw_rows(lambda words: _uniform(words[3]), noise_key, step, leaf, purpose, rows, width)
+    return _draw_rows(lambda words: _uniform(words[3]), StepKey(noise_key, step), table)
 
 
-def _draw_rows(transform, noise_key, step, leaf, purpose, rows, width) -> jax.Array:
-    position, name = _positions(rows, width), _purpose(leaf, purpose)
-    counting = {"one_axis": True, "position": position, "rows": rows}
-    return _draw(transform, noise_key, step, name, position.shape, (-1, width), **counting)
+def _draw_rows(transform: Any, key: StepKey, table: TableRows) -> jax.Array:
+    coordinates = table.coordinates
+    return _draw(transform, key, coordinates, coordinates.position.shape, table)
 
 
-def _draw(transform, noise_key, step, leaf, shape, out=None, rows=None, **how) -> jax.Array:
+def _draw(
+    transform: Any, key: StepKey, coordinates: Coordinates, shape: Any, table: Any = None
+) -> jax.Array:
     """Return a transform of the Philox words of each coordinate, marked as a draw."""
-    step = word(step, "step")
-    values = transform(words_at(noise_key, step, leaf, shape, **how))
-    named = {"key": noise_key, "step": step} | ({} if rows is None else {"rows": rows})
-    return mark_value(values if out is None else values.reshape(out), "draw", **named)
+    key = key._replace(step=word(key.step, "step"))
+    values = transform(words_at(key, coordinates, shape))
+    inputs = {"key": key.noise_key, "step": key.step}
+    if table is None:
+        return mark_value(values, "draw", **inputs)
+    return mark_value(values.reshape(-1, table.width), "draw", **inputs, rows=table.rows)
 
 
 def _grid_of(stddev: Any, spread: float = 1.0) -> tuple[jax.Array, jax.Array]:
@@ -349,14 +366,12 @@ def _fits_a_line(total: jax.Array) -> bool:
     return total.size < COUNTED and all(axis is None for axis in jax.typeof(total).sharding.spec)
 
 
-@functools.partial(jax.jit, static_argnums=7)  # traced once for leaves of one shape
+@jax.jit  # traced once for leaves of one shape
 def _rounded_noise(
-    noise_key, step, leaf, row, cells, fraction, position, one_axis, noise=None
+    key: StepKey, coordinates: Coordinates, cells: Any, fraction: jax.Array, noise: Any = None
 ) -> jax.Array:
     """Return the stochastic rounding of `fraction` + `cells` times z (or `noise`): float32."""
-    words = words_at(
-        noise_key, step, leaf, fraction.shape, row, one_axis=one_axis, position=position
-    )
+    words = words_at(key, coordinates, fraction.shape)
     if noise is None:
         scaled = (_radius(words[0], words[1]) * cells) * _half_circle_sine(words[2])
     else:

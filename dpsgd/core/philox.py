@@ -6,6 +6,8 @@ See docs/explanation/float-noise-on-a-public-grid.md.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,34 +27,54 @@ _ROUNDS = 10
 _LOW_WORD, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
+class StepKey(NamedTuple):
+    """Key of the noise of all arrays in one step."""
+
+    noise_key: Any
+    """uint32 `[4]`, key of the noise stream."""
+    step: Any
+    """Training step, an integer in [0, 2^32)."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Coordinates:
+    """Names of an array's coordinates within a step; each has a Philox block of its own."""
+
+    leaf: Any
+    """Index of the array in its tree, an integer in [0, 2^32); a scalar, or with `position` one per
+    coordinate."""
+    row: Any = 0
+    """Row of an array [1, *shape]: a traced or a constant 0."""
+    position: Any = None
+    """Row-major indices for `one_axis`, uint32; by default all of the shape, in order."""
+    one_axis: bool = field(default=False, metadata={"static": True})
+    """True to count all axes as one."""
+
+
 def words_at(
-    noise_key, step, leaf, shape: tuple[int, ...], row=0, *, one_axis=False, position=None
+    key: StepKey, coordinates: Coordinates, shape: tuple[int, ...]
 ) -> tuple[jax.Array, ...]:
     """Returns the Philox block of each coordinate, 4 uint32 arrays.
 
     Args:
-      noise_key: uint32 `[4]`, key of the noise stream.
-      step: Training step, an integer in [0, 2^32).
-      leaf: Index of the array in its tree, an integer in [0, 2^32); a scalar, or with `position`
-        one per coordinate.
+      key: Key of the step.
+      coordinates: Names of the coordinates.
       shape: Shape of the array, and of the results.
-      row: Row of an array [1, *shape]: a traced or a constant 0.
-      one_axis: True to count all axes as one.
-      position: Row-major indices for `one_axis`, uint32; by default all of `shape`, in order.
 
     Raises:
-      ValueError: If `noise_key` is not uint32 `[4]`, or `step` or `leaf` is out of range.
+      ValueError: If the noise key is not uint32 `[4]`, or the step or leaf is out of range.
     """
-    noise_key = jnp.asarray(noise_key)
+    noise_key, position = jnp.asarray(key.noise_key), coordinates.position
     if noise_key.shape != (KEY_WORDS,) or noise_key.dtype != jnp.uint32:
         raise ValueError(
             f"a noise key is uint32 [{KEY_WORDS}], got {noise_key.dtype} {list(noise_key.shape)}; "
             "take it from RootKey.noise_key"
         )
     zero = jnp.zeros(shape, jnp.uint32)
-    first = zero + jnp.asarray(row, jnp.uint32)
+    first = zero + jnp.asarray(coordinates.row, jnp.uint32)
     size = math.prod(shape)
-    if one_axis:
+    if coordinates.one_axis:
         flat = lax.iota(jnp.uint32, size).reshape(shape) if position is None else position
         low, high = _flat_index([first, flat], (1, size))
     else:
@@ -61,8 +83,8 @@ def words_at(
     counter = (
         low,
         high,
-        zero + (word(leaf, "leaf") ^ noise_key[2]),
-        zero + (word(step, "step") ^ noise_key[3]),
+        zero + (word(coordinates.leaf, "leaf") ^ noise_key[2]),
+        zero + (word(key.step, "step") ^ noise_key[3]),
     )
     return philox4x32(counter, (noise_key[0], noise_key[1]))
 

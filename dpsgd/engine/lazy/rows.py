@@ -18,6 +18,7 @@ from dpsgd.core.gaussian import (
     GRID_BITS,
     MOMENTUM,
     VALUE,
+    TableRows,
     grid,
     normal_at,
     uniform_at,
@@ -104,7 +105,7 @@ def caught_up(
         """Returns noise of standard deviation r for each number of the rows."""
         if stddev is None:
             return 0.0
-        z = normal_at(noise_key, step, leaf, purpose, numbers, int(np.prod(shape[1:])))
+        z = normal_at(noise_key, step, TableRows(leaf, purpose, numbers, int(np.prod(shape[1:]))))
         return stddev * z.reshape(shape)
 
     def times(x: Array, y: Any) -> Any:
@@ -211,8 +212,8 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
             return x
         row = low[places.index(purpose)]
         stddev = how["stddev"] * norm(row[: 1 + places.index(purpose)])
-        name = how["noise_key"], step, how["leaf"], purpose
-        uniform = uniform_at(*name, numbers, int(np.prod(x.shape[1:])))
+        rows = TableRows(how["leaf"], purpose, numbers, int(np.prod(x.shape[1:])))
+        uniform = uniform_at(how["noise_key"], step, rows)
         return on_grid(x, stddev, uniform.reshape(x.shape))
 
     def body(i: Array, table: Table) -> Table:

@@ -11,7 +11,7 @@ from jax import Array
 
 from dpsgd.gradients import norms
 from dpsgd.gradients.ghost.norm import square_norms
-from dpsgd.gradients.ghost.parts import parts_of
+from dpsgd.gradients.ghost.parts import Parts, parts_of
 from dpsgd.gradients.ghost.routes import FROZEN, Route, choose_route
 from dpsgd.gradients.ghost.sums import add_use, sum_entries
 from dpsgd.gradients.isolation import ForeignCalls, isolated
@@ -67,16 +67,13 @@ def gradients(
             formed[k] = _entries(taps.uses[k], leaves[k].shape, operands, cotangents)
         elif route.kind not in ("frozen", "unused", "vmap"):
             terms_by_leaf[k] = parts_of(route, taps.uses[k], operands, cotangents)
+    terms = _Terms(taps, routes, terms_by_leaf, operands, cotangents)
     packs, joined, group_norms = [], [], []
     for number, group in enumerate(groups):
         sizes = {k: leaves[k].size for k in formed if k in group}
         lines = _packs(taps, sizes)
         arrays = [join([formed[k].astype(jnp.float32) for k in pack], lead=1) for pack in lines]
-        squares = [norms.square_sums(g) for g in arrays] + [
-            square_norms(routes[k], taps.uses[k], terms, cotangents)
-            for k, terms in terms_by_leaf.items()
-            if k in group
-        ]
+        squares = [norms.square_sums(g) for g in arrays] + terms.squares(group)
         nothing = [norms.square_sums(jnp.zeros((losses.shape[0], 1)))]
         group_norms.append(norms.norm(squares or nothing))
         packs += [(number, pack) for pack in lines]
@@ -91,13 +88,40 @@ def gradients(
             summed = split(sum_entries(g, factors[number]), [leaves[k].shape for k in pack])
             for k, x in zip(pack, summed, strict=True):
                 sums[k] += x
-        for k, terms in terms_by_leaf.items():
-            factor = factors[group_of[k]]
-            for u in taps.uses[k]:
-                sums[k] = add_use(sums[k], u, terms, operands[u.path], cotangents[u.path], factor)
+        terms.add_to(sums, {k: factors[number] for k, number in group_of.items()})
         return sums
 
     return Gradients(losses, group_norms, add_clipped)
+
+
+class _Terms(NamedTuple):
+    """Terms of the leaves whose gradients are not formed, by leaf index."""
+
+    taps: Taps
+    routes: Sequence[Route]
+    by_leaf: dict[int, Parts]
+    operands: Any
+    cotangents: Any
+
+    def squares(self, group: Sequence[int]) -> list[Array]:
+        """Returns squared norms of the gradients of a group's leaves, float64[B] each."""
+        return [
+            square_norms(self.routes[k], self.taps.uses[k], terms, self.cotangents)
+            for k, terms in self.by_leaf.items()
+            if k in group
+        ]
+
+    def add_to(self, sums: dict[int, Array], factors: Mapping[int, norms.ClipFactor]) -> None:
+        """Adds the contributions to sums.
+
+        Args:
+          sums: Sums so far, by leaf index.
+          factors: Clip factors, by leaf index.
+        """
+        for k, terms in self.by_leaf.items():
+            for u in self.taps.uses[k]:
+                beside, cotangent = self.operands[u.path], self.cotangents[u.path]
+                sums[k] = add_use(sums[k], u, terms, beside, cotangent, factors[k])
 
 
 def _differentiated(

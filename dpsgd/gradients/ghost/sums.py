@@ -36,8 +36,8 @@ def add_use(
     if use.path in parts.look_ups:
         look_up = parts.look_ups[use.path]
         if use.view.identity:
-            return _add_rows(total, use, *look_up, factor)
-        operand = _add_rows(jnp.zeros(use.operand.shape), use, *look_up, factor)
+            return _add_rows(total, use, look_up, factor)
+        operand = _add_rows(jnp.zeros(use.operand.shape), use, look_up, factor)
         return total + _transpose_view(use, total, operand)
     if use.op == "dot_general":
         return total + _transpose_view(use, total, _sum_products(use, parts, factor))
@@ -58,9 +58,10 @@ def add_use(
 
 
 def _add_rows(
-    total: Array, use: Use, index: Array, flat: Array, h: Array, factor: norms.ClipFactor
+    total: Array, use: Use, look_up: tuple[Array, Array, Array], factor: norms.ClipFactor
 ) -> Array:
     """Scatters rows into `total`, which has the layout of the operand."""
+    index, _, h = look_up
     axes = row_axes(use)
     assert axes is not None
     shape = use.operand.shape

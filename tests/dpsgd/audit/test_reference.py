@@ -43,9 +43,10 @@ def test_normals_and_uniforms_of_rows_are_those_of_the_program(purpose):
     rows, width = jnp.array([0, 7, 2**20]), 9
     index = np.asarray(rows)[:, None] * width + np.arange(width)
     how = KEY, 11, 3
-    found = gaussian.normal_at(*how, purpose, rows, width)
+    table = gaussian.TableRows(3, purpose, rows, width)
+    found = gaussian.normal_at(KEY, 11, table)
     np.testing.assert_allclose(found, reference.normals(*how, index, purpose), atol=4e-6)
-    found = gaussian.uniform_at(*how, purpose, rows, width)
+    found = gaussian.uniform_at(KEY, 11, table)
     np.testing.assert_array_equal(found, reference.uniforms(*how, index, purpose))
 
 

@@ -19,6 +19,7 @@ from scipy import stats
 from dpsgd.core import gaussian as noise
 from dpsgd.core import philox
 from dpsgd.core.gaussian import add_gaussian_noise, grid, standard_normal
+from dpsgd.core.philox import Coordinates, StepKey
 from dpsgd.noise.keys import RootKey
 
 pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
@@ -61,11 +62,11 @@ def traced_anew():
 def test_one_position_counts_all_axes_only_where_32_bits_do(monkeypatch, traced_anew):
     """Two coordinates of one position would share their noise."""
     sums = [jnp.zeros(20), jnp.zeros((5, 4)), jnp.zeros((3, 2))]
-    flat, drawn = [], noise.words_at
+    flat, sound = [], noise.words_at
 
-    def words(*arguments, one_axis=False, **named):
-        flat.append(one_axis)
-        return drawn(*arguments, one_axis=one_axis, **named)
+    def words(key, coordinates, shape):
+        flat.append(coordinates.one_axis)
+        return sound(key, coordinates, shape)
 
     def noised(sums):
         return jax.jit(lambda sums: add_gaussian_noise(sums, KEY, 3, 1.0))(sums)
@@ -239,7 +240,7 @@ def test_output_is_sum_plus_noise_rounded_to_the_grid(stddev, magnitude):
     assert np.all(output == np.round(output))
 
     scaled = np.asarray(normal(KEY, step, 0, (size,)), np.float64) * (stddev / spacing)
-    word = np.asarray(noise.words_at(KEY, step, 0, (size,))[3])
+    word = np.asarray(noise.words_at(StepKey(KEY, step), Coordinates(0), (size,))[3])
     uniform = ((word >> 9) + 0.5) * 2.0**-23
     whole = np.rint(sums.astype(np.float64) / spacing)
     rest = scaled + (sums.astype(np.float64) / spacing - whole) - uniform

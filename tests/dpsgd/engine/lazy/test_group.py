@@ -16,13 +16,15 @@ from dpsgd.core.gaussian import (
     MOMENTUM,
     STEP,
     VALUE,
+    TableRows,
     add_row_noise,
     grid,
     normal_at,
     standard_normal,
     uniform_at,
 )
-from dpsgd.core.state import Table, TrainState
+from dpsgd.core.philox import StepKey
+from dpsgd.core.state import Scales, Table, TrainState
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.gaps import LinearSgd
 from dpsgd.engine.lazy.group import find_tables
@@ -44,7 +46,11 @@ SEED = 3
 ROOT = RootKey.from_insecure_seed(SEED)
 KEY = jnp.asarray(ROOT.noise_key(0))
 STEPS = 30
-at = jax.jit(normal_at, static_argnums=(2, 3, 5))  # one program in place of many small ones
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 4))  # one program in place of many small ones
+def normals(step, leaf, purpose, numbers, width):
+    return normal_at(KEY, step, TableRows(leaf, purpose, numbers, width))
 
 
 def rows():
@@ -165,8 +171,11 @@ def test_noise_has_one_law_however_often_rows_are_read(tables):
 def test_step_noises_every_coordinate_of_the_rows_it_reads():
     numbers = jnp.asarray([0, 1, 7, R - 1], jnp.int32)
     total, stddev = jnp.ones((4, D)).at[1:3].set(0), 2.0  # as of an example with no gradient
-    noised = jax.jit(add_row_noise, static_argnums=4)(total, numbers, KEY, 5, 3, stddev, 4.0) * 4.0
-    noise = stddev * at(KEY, 5, 3, STEP, numbers, D)
+    scales = Scales(1.0, stddev, 4.0)
+    noised = 4.0 * jax.jit(add_row_noise, static_argnums=1)(
+        total, 3, numbers, StepKey(KEY, 5), scales
+    )
+    noise = stddev * normals(5, 3, STEP, numbers, D)
     assert jnp.abs(noised - total - noise).max() <= 2 * grid(stddev)
 
 
@@ -201,13 +210,15 @@ def test_noise_is_independent_over_steps_gaps_and_leaves():
     """Correlations of 1e5 pairs each: false alarms below 1e-7 for all 15 together."""
     numbers = jnp.arange(10**5, dtype=jnp.int32)
     names = [(5, 1, of) for of in (STEP, MOMENTUM, VALUE)] + [(6, 1, VALUE)]
-    draws = [at(KEY, step, leaf, purpose, numbers, 1).ravel() for step, leaf, purpose in names]
-    draws += [at(KEY, 5, 2, VALUE, numbers, 1).ravel()]
+    draws = [normals(step, leaf, purpose, numbers, 1).ravel() for step, leaf, purpose in names]
+    draws += [normals(5, 2, VALUE, numbers, 1).ravel()]
     draws += [jax.jit(standard_normal, static_argnums=3)(KEY, 5, 1, (10**5,))]
     z = np.stack([np.asarray(x, np.float64) for x in draws])
     products = z @ z.T / np.sqrt(z.shape[1]) - np.sqrt(z.shape[1]) * np.eye(len(z))
     assert np.abs(products).max() < 8.5  # of the diagonal, over sqrt(2)
-    uniform = jax.jit(uniform_at, static_argnums=(2, 3, 5))(KEY, 5, 1, VALUE, numbers, 1).ravel()
+    uniform = jax.jit(lambda rows: uniform_at(KEY, 5, TableRows(1, VALUE, rows, 1)))(
+        numbers
+    ).ravel()
     u = np.sqrt(12) * (np.asarray(uniform, np.float64) - 0.5)  # rounds what draw 2 is part of
     assert np.abs([u @ z[2], u @ (z[2] ** 2 - 1) / np.sqrt(2)]).max() < 6 * np.sqrt(u.size)
 
@@ -265,7 +276,8 @@ def test_last_bits_of_a_flushed_row_hide_whether_it_was_read(first):
         one = read(
             table, jnp.array([1], jnp.int32), laws=laws.flush_arrays(7), step=jnp.int32(7), **how
         )
-        noise = add_row_noise(jnp.zeros((1, width)), one.numbers, KEY, 7, 0, 1.3, 100.0)
+        key, scales = StepKey(KEY, 7), Scales(1.0, 1.3, 100.0)
+        noise = add_row_noise(jnp.zeros((1, width)), 0, one.numbers, key, scales)
         values = one.values - jnp.float32(0.1) * noise
         stepped = one._replace(values=values, steps=one.steps + 1)
         table = written(table, stepped)
