@@ -10,7 +10,7 @@ import scipy
 from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
 from accounting.profile import Bound, PrivacyProfile, Question, UpperEnd
 from accounting.profiles.truncation import TruncatedProfile
-from accounting.roots import falling_root, log_excess
+from accounting.roots import log_excess, point_near_root
 
 _COARSE = 0.02
 """Relative width of an epsilon far from its target, and of a delta spent by cuts."""
@@ -166,9 +166,9 @@ def _smallest_noise(
     def exact(log_noise: float) -> float:
         return excess(question.ask(privacy(math.exp(log_noise))).upper)
 
-    low, high = falling_root(
+    low, high = point_near_root(
         rough, 0.0, lambda x: _ROUGH,
-        low=_SMALLEST_LOG_NOISE, slope=_SLOPE, near=1.0, either=True, farthest=_LARGEST_LOG_NOISE,
+        low=_SMALLEST_LOG_NOISE, slope=_SLOPE, either=True, farthest=_LARGEST_LOG_NOISE,
     )  # fmt: skip
     start, slope = _secant(values)
     start = min(max(start, _SMALLEST_LOG_NOISE), _LARGEST_LOG_NOISE)
@@ -192,7 +192,7 @@ def _least(
     """Returns the least logarithm of noise with a proved `excess` <= 0, to `width`."""
     high = math.inf
     for lowest in (max(floor, _SMALLEST_LOG_NOISE), _SMALLEST_LOG_NOISE):
-        _, high = falling_root(
+        _, high = point_near_root(
             excess, start, lambda x: width,
             low=lowest, slope=slope, near=0.7, farthest=_LARGEST_LOG_NOISE,
         )  # fmt: skip

@@ -27,7 +27,7 @@ from accounting.profile import (
     proved,
 )
 from accounting.profiles.gaussian import GaussianProfile
-from accounting.roots import falling_root
+from accounting.roots import falling_root, point_near_root
 
 _LOG_GAMMA = -700.0, -1e-12
 """Range of log gamma: beyond it, exp underflows or 1 - gamma has no digits left."""
@@ -289,7 +289,9 @@ class SelectionProfile(Profile):
                 delta = self._trial(Question("delta", e, 10.0 * tolerance)).upper
                 return math.log1p(delta * _UP * odds) - e
 
-            e = falling_root(excess, 0.5, lambda e: 1e-3 * e + 1e-4 * tolerance, low=0.0, near=0.3)
+            e = point_near_root(
+                excess, 0.5, lambda e: 1e-3 * e + 1e-4 * tolerance, low=0.0, near=0.3
+            )
             self._surcharges[tolerance] = (self.count.shape + 1.0) * e[1]
         return self._surcharges[tolerance]
 

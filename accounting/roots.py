@@ -1,26 +1,93 @@
-"""The one root search of a falling function; its ends are proved where the caller asks for it."""
+"""Root searches of falling functions: with both ends proved, or with an upper end near the root."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Function = Callable[[float], float]
+
+
+@dataclass
+class _Search:
+    """A bracket of the root, and the next point, by secants or by bisection.
+
+    Attributes:
+      low: Point with a positive value, or one that is not above the root.
+      at: Next point.
+      farthest: Largest point that is tried.
+      slope: About the function's slope, < 0.
+      high: Point with a value <= 0, or infinity.
+      stride: Step beyond the known points while one end is open.
+      last: Last point and its value.
+      widths: Widths of the bracket so far.
+      rises: True if the last two values show no fall.
+    """
+
+    low: float
+    at: float
+    farthest: float
+    slope: float = -1.0
+    high: float = math.inf
+    stride: float = 0.0
+    last: tuple[float, float] = (math.nan, math.nan)
+    widths: list[float] = field(default_factory=lambda: [math.inf] * 3)
+    rises: bool = False
+
+    def record(self, value: float) -> float:
+        """Moves an end to the point `at`, and returns its value; NaN counts as infinity."""
+        at, value = self.at, math.inf if math.isnan(value) else value
+        measured = (value - self.last[1]) / (at - self.last[0]) if at != self.last[0] else math.nan
+        if -math.inf < measured < 0.0:
+            self.slope = measured
+        self.rises = measured >= 0.0
+        self.last = at, value
+        if value > 0.0:
+            self.low = max(self.low, at)
+        else:
+            self.high = min(self.high, at)
+        return value
+
+    def root(self) -> float:
+        """Returns about the root, by the last value and the slope."""
+        return self.last[0] - self.last[1] / self.slope
+
+    def move(self, guess: float, width: float) -> None:
+        """Moves on to `guess`, or to a point of a smaller or a further bracket."""
+        low, high, at = self.low, self.high, self.at
+        self.stride = 2.0 * self.stride or width
+        if self.rises or self.last[1] == math.inf:  # a plateau
+            guess, self.stride = at, max(self.stride, 0.1 * max(1.0, abs(at)))
+        if high == math.inf:
+            self.at = min(max(guess, at + self.stride), 2.0 * abs(at) + 1.0, self.farthest)
+        elif low == -math.inf:
+            self.at = min(at - self.stride, guess)
+        elif low < guess < high and high - low <= 0.5 * self.widths[-3]:
+            self.at = guess
+        else:
+            self.at = 0.5 * (low + high)
+        self.widths.append(high - low)
+
+    def ends(self, enough: Function) -> bool:
+        """Returns whether the bracket is narrow enough, or no root is within reach."""
+        narrow = self.high < math.inf and self.high - self.low <= enough(self.high)
+        return narrow or self.low >= self.farthest
 
 
 def falling_root(
-    excess: Callable[[float], float],
+    excess: Function,
     start: float,
-    enough: Callable[[float], float],
+    enough: Function,
     *,
     low: float = -math.inf,
-    slope: float = -1.0,
-    near: float = 0.0,
-    either: bool = False,
     farthest: float = 1e12,
 ) -> tuple[float, float]:
-    """Returns a point with `excess` > 0, or `low`, and one with `excess` <= 0, or infinity.
+    """Returns proved ends of the root of a falling function.
 
-    By secants that end a little past the root, so that both ends move (above it, where one end is
-    enough), and by bisection where these do not shrink the bracket.
+    They are a point with `excess` > 0, or `low`, and one with `excess` <= 0, or infinity. Secants
+    end a little past the root, so that both ends move; where they do not shrink the bracket it is
+    bisected.
 
     >>> low, high = falling_root(lambda x: 2.0 - x * x, 1.0, lambda x: 1e-9, low=0.0)
     >>> low < 2.0**0.5 <= high <= low + 1e-9
@@ -32,42 +99,50 @@ def falling_root(
       start: First point, >= `low`.
       enough: Maps a point to the width of a bracket that suffices there.
       low: Point that is not above the root.
-      slope: About the slope of `excess`, < 0.
-      near: Share of that width within which, by the slope, a point above the root may lie for the
-        search to end there; 0 to prove both ends.
-      either: True if a point below the root ends the search as well.
       farthest: Largest point that is tried.
     """
-    high, at, stride = math.inf, start, 0.0
-    last, widths = (math.nan, math.nan), [math.inf] * 3
+    search = _Search(low, start, farthest)
     while True:
-        value, width = excess(at), enough(at)
-        if math.isnan(value):
-            value = math.inf
-        measured = (value - last[1]) / (at - last[0]) if at != last[0] else math.nan
-        if -math.inf < measured < 0.0:
-            slope = measured
-        last = at, value
-        low, high = (max(low, at), high) if value > 0.0 else (low, min(high, at))
-        narrow = high < math.inf and high - low <= enough(high)
-        close = near > 0.0 and near * width * slope <= value <= 0.0
-        close = close or (either and abs(value) <= -near * width * slope)
-        if narrow or close or low >= farthest:
-            return low, high
-        guess = at - value / slope
-        guess += 0.4 * near * width if near else math.copysign(0.4 * width, guess - at)
-        stride = 2.0 * stride or width
-        if measured >= 0.0 or value == math.inf:  # a plateau
-            guess, stride = at, max(stride, 0.1 * max(1.0, abs(at)))
-        if high == math.inf:
-            at = min(max(guess, at + stride), 2.0 * abs(at) + 1.0, farthest)
-        elif low == -math.inf:
-            at = min(at - stride, guess)
-        elif low < guess < high and high - low <= 0.5 * widths[-3]:
-            at = guess
-        else:
-            at = 0.5 * (low + high)
-        widths.append(high - low)
+        search.record(excess(search.at))
+        if search.ends(enough):
+            return search.low, search.high
+        width, root = enough(search.at), search.root()
+        search.move(root + math.copysign(0.4 * width, root - search.at), width)
+
+
+def point_near_root(
+    excess: Function,
+    start: float,
+    enough: Function,
+    *,
+    low: float,
+    slope: float = -1.0,
+    near: float = 1.0,
+    either: bool = False,
+    farthest: float = 1e12,
+) -> tuple[float, float]:
+    """Returns ends of which the upper one is near the root of a falling function.
+
+    As `falling_root`, but the search ends at the first point that is near the root by the slope:
+    the lower end is not near it then. Each end has the sign that `falling_root` proves.
+
+    Args:
+      excess: As for `falling_root`.
+      start: First point, >= `low`.
+      enough: Maps a point to the width that suffices there.
+      low: Point that is not above the root.
+      slope: About the slope of `excess`, < 0.
+      near: Share of the width within which a point above the root ends the search, > 0.
+      either: True if a point as near below the root ends the search as well.
+      farthest: Largest point that is tried.
+    """
+    search = _Search(low, start, farthest, slope)
+    while True:
+        value, width = search.record(excess(search.at)), enough(search.at)
+        reach = -near * width * search.slope
+        if -reach <= value <= 0.0 or (either and abs(value) <= reach) or search.ends(enough):
+            return search.low, search.high
+        search.move(search.root() + 0.4 * near * width, width)
 
 
 def log_excess(value: float, target: float) -> float:

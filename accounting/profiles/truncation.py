@@ -14,7 +14,7 @@ from accounting.profile import Bound, ComposesWithGaussian, Profile, Question, w
 from accounting.profiles.balls_and_bins import AssignmentsProfile, BallsAndBinsProfile
 from accounting.profiles.bins_grids import Assignment
 from accounting.profiles.gaussian import GaussianProfile, composed_noise
-from accounting.roots import falling_root
+from accounting.roots import point_near_root
 
 _BINOMIAL_ERROR = 1e-9
 """Bound on the relative error of a binomial tail."""
@@ -131,9 +131,9 @@ class Case(NamedTuple):
             least = min(least, max(at, needed))
             return needed - at
 
-        falling_root(
+        point_near_root(
             excess, start, lambda at: 0.3 * wanted_width(question.tolerance, at),
-            low=0.0, near=1.0, farthest=_FARTHEST,
+            low=0.0, farthest=_FARTHEST,
         )  # fmt: skip
         return least
 
@@ -255,9 +255,7 @@ class TruncatedProfile(Profile):
             lower = max(lower, min(most, proved_epsilon))
             return proved_epsilon - most
 
-        falling_root(
-            excess, below.lower, lambda at: 0.3 * wanted_width(tolerance, at), low=0.0, near=1.0
-        )
+        point_near_root(excess, below.lower, lambda at: 0.3 * wanted_width(tolerance, at), low=0.0)
         return lower
 
 
