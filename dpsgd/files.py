@@ -162,13 +162,13 @@ def open_own(path: Path, flags: int, mode: int = PUBLIC) -> int:
             raise ValueError(f"{path} must be a regular file")
         if status.st_uid != os.geteuid():
             raise ValueError(
-                f"{path} belongs to user {status.st_uid}, and not to user {os.geteuid()} who opens "
-                f"it: continue as that user, or `chown {os.geteuid()} {path}` if none other used it"
+                f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()} who opens it: "
+                f"continue as that user, or `chown {os.geteuid()} {path}` if none other used it"
             )
         if status.st_nlink > 1:
             raise ValueError(
-                f"{path} has {status.st_nlink} names (hard links), and must have this one: remove "
-                f"the others, or `cp {path} {path}.own && mv {path}.own {path}` to part them"
+                f"{path} has {status.st_nlink} names (hard links), and must have one: remove the "
+                f"others, or copy it by `cp {path} {path}.own && mv {path}.own {path}`"
             )
         if surplus := stat.S_IMODE(status.st_mode) & ~(mode | 0o700):
             os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~surplus)

@@ -167,7 +167,7 @@ def train(
         last_state = job.train(job.start(), keys, journal)
     except BaseException as error:
         stopped = guarantee.stopped(journal.done, num_steps)
-        error.add_note(f"training was cut short: {stopped.sentence()}")
+        error.add_note(f"training ended early: {stopped.sentence()}")
         raise
     steps_done = int(last_state.step)
     return Trained(

@@ -163,7 +163,7 @@ def read_model(
         params = RunDirectory(path).read_params(_shapes(task))
         return TrainedModel(path, bundle.task, bundle.guarantee, task, params)
     if not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{path} is neither an exported model nor the directory of a run")
+        raise FileNotFoundError(f"{path} is neither an exported model nor a run directory")
     run = FinishedRun.read(path)
     folder, damage = RunDirectory(path), f"{path / 'config.json'} is damaged, or of another version"
     task = _finished_task(run.task, task or _recorded_task(path, run.task["name"], kinds), damage)
@@ -282,7 +282,7 @@ def _installed_task(path: Path, name: str | None, kinds: Mapping[str, str]) -> A
 
 def _recorded_task(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
     if name is None:
-        raise ValueError(f"{path}: its task was an object without a name; pass it as task=")
+        raise ValueError(f"{path}: its task has no name; pass the task as task=")
     return find(kinds.get(name, name))
 
 

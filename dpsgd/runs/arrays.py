@@ -37,15 +37,12 @@ def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
     shapes = npz_shapes(path)
     if "ledger_head" in shapes:
         raise ValueError(
-            f"{path} is a checkpoint of an unfinished run, which released none of it: finish the "
-            "run by `dpsgd resume`"
+            f"{path} is a checkpoint, which is not released: finish its run by `dpsgd resume`"
         )
     names = matching_names(path, shapes, like)
     if extra := sorted(shapes.keys() - {*jax.tree.leaves(names)}):
         extra_names = ", ".join(f"{name!a:.80}" for name in extra[:5])
-        raise ValueError(
-            f"{path} holds arrays that are no parameters: {extra_names}; leave them out"
-        )
+        raise ValueError(f"{path} has arrays that the model does not: {extra_names}; remove them")
     arrays = read_npz(path, jax.tree.leaves(names))
 
     def checked_array(name: str, leaf: Any) -> jax.Array:
@@ -123,13 +120,13 @@ def npz_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
             printable, name = f"{info.filename!a:.80}", info.filename.removesuffix(".npy")
             with file.open(info) as member:
                 if (read_header := headers.get(np.lib.format.read_magic(member))) is None:
-                    raise ValueError(f"{printable} is no array of numbers")
+                    raise ValueError(f"{printable} is not a numeric array")
                 shape, _, dtype = read_header(member)
                 size = member.tell() + math.prod(shape) * dtype.itemsize
             if dtype.hasobject or size != info.file_size or name in shapes:
-                raise ValueError(f"{printable} is no whole array of numbers, or there are two")
+                raise ValueError(f"{printable} is truncated, not numeric, or stored twice")
             if info.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{printable} is compressed: write it by numpy.savez")
+                raise ValueError(f"{printable} is compressed; write the file by numpy.savez")
             shapes[name] = jax.ShapeDtypeStruct(shape, dtype)
     return shapes
 
@@ -158,4 +155,4 @@ def _located(path: Path) -> Iterator[None]:
         yield
     except DAMAGED as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"{path} is damaged, or not a file .npz: {kind}{error}") from None
+        raise ValueError(f"{path} is damaged, or not an .npz file: {kind}{error}") from None

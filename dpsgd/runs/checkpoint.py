@@ -85,7 +85,9 @@ class Checkpoints:
         import jax
 
         if checkpoint.state.pending:
-            raise ValueError("no checkpoint is made of a state with pending noise: flush it")
+            raise ValueError(
+                "state has pending noise, which no checkpoint may hold: flush it first"
+            )
         self._make_folder()
         leaves = {
             _LEAF + jax.tree_util.keystr(key_path): leaf
@@ -244,7 +246,7 @@ class Checkpoints:
         for leaf, array in arrays.items():
             sizes = [math.prod(_lengths(index)) for index, _, _ in array.pieces]
             if sum(sizes) != math.prod(array.shape):
-                raise ValueError(f"{leaf} is not whole")
+                raise ValueError(f"{leaf} lacks some of its pieces")
         return arrays
 
     def latest_head(self) -> str | None:
@@ -266,8 +268,8 @@ class Checkpoints:
         """Raises ValueError for a link, whose target would outlive the run."""
         if self.folder.is_symlink():
             raise ValueError(
-                f"{self.folder} is a symbolic link to {os.readlink(self.folder)}, and must be the "
-                "folder itself: move that here, in place of the link"
+                f"{self.folder} is a symbolic link to {os.readlink(self.folder)}: replace the link "
+                "by that folder"
             )
 
     def _paths(self) -> list[Path]:
@@ -354,7 +356,7 @@ def _restore(members: Mapping[str, Any], like: Any, path: Path) -> Any:
         if isinstance(array, np.ndarray) and array.dtype.kind == "V":
             array = array.view(dtype)  # bfloat16 and its kin, to NumPy bytes without a meaning
         if array.dtype != dtype:
-            raise ValueError(f"{path}: {name} is {array.dtype}, and the model needs {dtype}")
+            raise ValueError(f"{path}: {name} is {array.dtype}, expected {dtype}")
         return array
 
     return jax.tree_util.tree_map_with_path(leaf, like)

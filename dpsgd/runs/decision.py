@@ -92,8 +92,8 @@ def decide(
     now = terms.record()
     if changed := [name for name in {**began, **now} if began.get(name) != now.get(name)]:
         return Refuse(
-            f"line 1: the run was begun with another {', '.join(changed)}, and resumes only as it "
-            "was begun: restore it, or start a new run"
+            f"line 1: the run began with another {', '.join(changed)}: restore it, or start a new "
+            "run"
         )
     saved = checkpoints[0] if checkpoints else None
     if saved and (why := contradiction(history, saved)):
@@ -111,7 +111,7 @@ def decide(
     step = saved.step if saved else 0
     if step < terms.mechanism.num_steps and history.released:
         return Refuse(
-            "the run has released its model, and its report and its last checkpoint are gone: "
+            "the run has released its model, but report.json and the last checkpoint are missing: "
             "restore report.json from a copy"
         )
     if terms.plan.reproducible_noise:

@@ -120,14 +120,14 @@ class RunDirectory:
         run = cls(path)
         if (path / SECRETS).is_dir() and not run.finished:
             raise FileNotFoundError(
-                f"{path} is a private selection that is not finished: the command that began it "
-                "resumes it"
+                f"{path} is an unfinished private selection: repeat the command that began it to "
+                "resume it"
             )
         if not (path / "config.json").is_file():
-            raise FileNotFoundError(f"{path} is not the directory of a run")
+            raise FileNotFoundError(f"{path} is not a run directory")
         if finished and not run.finished:
             raise FileNotFoundError(
-                f"{path} is not the directory of a finished run: `dpsgd resume {path}` resumes it"
+                f"{path} is not the directory of a finished run: finish it by `dpsgd resume {path}`"
             )
         return run
 
@@ -176,8 +176,8 @@ class RunDirectory:
             history.check_head(head, "the last checkpoint")
         elif self.params_path.exists() and not history.released:
             raise LedgerError(
-                f"{self.ledger_path} does not end in the line that closes it, and the model is "
-                "there: it was cut, or is of an earlier version; restore it from a copy"
+                f"{self.ledger_path} does not record the released model in params.npz: it was "
+                "cut, or is of an earlier version; restore it from a copy"
             )
         return history
 
@@ -191,8 +191,8 @@ class RunDirectory:
         check_version(record, self.path)
         if config_digest(record) != history.attempts[-1].terms.config:
             raise ValueError(
-                f"{self.path / 'config.json'} is not what the run was begun with, as its ledger "
-                "knows it: it was edited or replaced; restore it from a copy"
+                f"{self.path / 'config.json'} is not the configuration that the ledger "
+                "records: it was edited or replaced; restore it from a copy"
             )
         return record
 
@@ -216,8 +216,8 @@ class RunDirectory:
             raise ValueError(f"{self.path / DATA} is missing: restore it, or start a new run")
         if self.data() != [digest]:
             raise ValueError(
-                f"{self.path / DATA}: the run was begun on other rows, and its guarantee is for "
-                "those: bring them back, or start a new run"
+                f"{self.path / DATA}: the run began on other rows, for which its guarantee "
+                "holds: restore them, or start a new run"
             )
 
     @property
@@ -285,7 +285,7 @@ class RunDirectory:
         try:
             content = parse_json((self.path / name).read_bytes())
             if not isinstance(content, dict):
-                raise ValueError("it holds no object")
+                raise ValueError("it is no JSON object")
         except ValueError as error:
             raise ValueError(f"{self.path / name} is damaged: {error}") from None
         return content

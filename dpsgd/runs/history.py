@@ -89,7 +89,9 @@ class History:
         history = cls()
         history.read_on(content, path)
         if not history.heads:
-            raise LedgerError(f"{path} is empty: what was released cannot be counted")
+            raise LedgerError(
+                f"{path} is empty, so the privacy cost cannot be computed: restore it from a copy"
+            )
         return history
 
     def read_on(self, content: bytes, path: Path) -> None:
@@ -114,7 +116,7 @@ class History:
                 stated = body.pop("hash")
                 expected, head = line_of(body, self.head)
                 if stated != head or expected != line + b"\n":
-                    raise ValueError("its hash does not fit it and the lines before")
+                    raise ValueError("its hash does not match its content and the lines before it")
                 self.extend(body, head)
             except LedgerError:
                 raise
@@ -125,7 +127,7 @@ class History:
                 reason = str(error).partition("\n")[0]
                 raise LedgerError(
                     f"{path}, line {number}: {reason or 'damaged'}; the ledger was edited or "
-                    "damaged, so what was released cannot be counted; restore it from a copy"
+                    "damaged, so the privacy cost cannot be computed; restore it from a copy"
                 ) from None
 
     @property
@@ -153,8 +155,8 @@ class History:
         if head in self.heads:
             return ""
         return (
-            f"the ledger is not the one that {holder} was written with: it was rolled back or "
-            "replaced, so what was released cannot be counted; restore the newer ledger"
+            f"the ledger lacks the last line that {holder} knows: it was rolled back or replaced, "
+            "so the privacy cost cannot be computed; restore the newer ledger"
         )
 
     def check_head(self, head: str, holder: str) -> None:
@@ -174,7 +176,7 @@ class History:
         """Raises ValueError unless all steps of the run are declared."""
         last = self.attempts[-1]
         if last.steps.stop != last.terms.mechanism.num_steps:
-            raise ValueError("a model is released when all steps are declared")
+            raise ValueError("the model is released before the run's last step is declared")
 
     @property
     def parts(self) -> list[Part]:
@@ -205,7 +207,9 @@ class History:
         releases = [release for run in runs for release in run.parts]
         if earlier:
             if not all(run.released for run in runs):
-                raise ValueError("only finished runs are counted together")
+                raise ValueError(
+                    "the joint cost of several runs needs finished ones: finish all of them"
+                )
             check_together(releases)
             # A run that releases its initial parameters unchanged did not train them alone.
             counted = {run.released for run in runs if run.released not in run.initial_digests}
@@ -237,13 +241,13 @@ class History:
             self.audit = checked(body["audit"], str, "audit")
         elif "selection" in body:
             if self.heads:
-                raise ValueError("a selection is declared before all else")
+                raise ValueError("a selection must be declared in the first line")
             self.selection = Selection.from_record(body["selection"])
         elif "declare" in body:
             last = self.attempts[-1]
             first, stop = checked(body["declare"], list[int], "declare")
             if first != last.steps.stop or stop <= first:
-                raise ValueError(f"steps {first} to {stop} do not follow the ones before")
+                raise ValueError(f"steps {first} to {stop} do not follow the steps before them")
             steps = range(last.steps.start, stop)
             dataclasses.replace(last.terms.plan, steps=steps)  # refuses steps that the run has not
             self.attempts[-1] = dataclasses.replace(last, steps=steps)
@@ -257,7 +261,7 @@ class History:
         drawing = checked(body["drawing"], str, "drawing")
         environment = checked(body["environment"], dict[str, Any], "environment")
         if index != len(self.attempts):
-            raise ValueError(f"attempt {index} does not follow the ones before")
+            raise ValueError(f"attempt {index} does not follow attempt {len(self.attempts) - 1}")
         steps = range(first, first)
         if index:
             terms = self.attempts[0].terms
@@ -268,13 +272,15 @@ class History:
             if not any(
                 attempt.steps.start <= first <= attempt.steps.stop for attempt in self.attempts
             ):
-                raise ValueError(f"no attempt has reached step {first:,}, where it begins")
+                raise ValueError(
+                    f"the attempt begins at step {first:,}, which no earlier attempt reached"
+                )
         else:
             terms = Terms.from_record(body)
             if first:
-                raise ValueError("the first attempt begins with step 0")
+                raise ValueError("the first attempt must begin at step 0, not {first:,}")
             if not (checked(body["nonce"], str, "nonce") or terms.plan.reproducible_noise):
-                raise ValueError("it has no nonce, by which runs are told apart")
+                raise ValueError("it lacks a nonce, which tells runs apart")
             if self.selection is not None:
                 self.selection.check_released(terms)
         dataclasses.replace(terms.plan, steps=steps)

@@ -228,7 +228,7 @@ def _batches(
             return BatchFiles(path, draw_of(job, history, step), seed, job.data)
         except ValueError as error:
             raise ValueError(
-                f"{error}; or remove {path} and {folder.path / BATCHES}, and the run draws its own"
+                f"{error}; or remove {path} and {folder.path / BATCHES} to draw new batches"
             ) from None
 
     return open_batches
@@ -256,11 +256,14 @@ def draw_of(job: Job, history: History, step: int) -> Draw:
 def check_batches_can_be_read(job: Job) -> None:
     """Raises ValueError for several processes or data on the device."""
     if Processes.current().count > 1:
-        raise ValueError("a run of several processes draws its own batches: they share storage")
+        raise ValueError(
+            "several processes cannot read batches drawn ahead: train in one process, or remove "
+            "the batches"
+        )
     if not job.layout.streamed:
         raise ValueError(
-            "batches that are drawn ahead bring their rows along: begin the run with "
-            "data_on='host' (--data-on host)"
+            "batches drawn ahead contain their rows, which must stream from the host: begin the "
+            "run with data_on='host' (--data-on host)"
         )
 
 

@@ -173,7 +173,7 @@ class Ledger:
         self._follow()
         declared = self.history.attempts[-1].steps
         if not (declared.start <= steps.start and steps.stop <= declared.stop):
-            raise LedgerError(f"{self.path}: process 0 has not declared {steps}, and takes them")
+            raise LedgerError(f"{self.path}: process 0 takes {steps} without having declared them")
 
     def audited(self, verdict: str) -> None:
         """Records the audit verdict of process 0, unless unchanged."""
@@ -193,8 +193,8 @@ class Ledger:
         """
         if self.history.released and self.history.released != digest:
             raise LedgerError(
-                f"{self.path} says that other parameters were released than these: restore "
-                "params.npz from a copy"
+                f"{self.path} records that other parameters were released: restore params.npz "
+                "from a copy"
             )
         if not self.history.released:
             self.history.check_complete()
@@ -203,7 +203,9 @@ class Ledger:
     def _append(self, body: dict[str, Any]) -> None:
         assert self._descriptor is not None, "process 0 writes the ledger"
         if self.history.released:
-            raise LedgerError(f"{self.path} is closed: the run is finished, and releases no more")
+            raise LedgerError(
+                f"{self.path} is closed, because the run is finished: start a new run"
+            )
         self._check_in_place(self._descriptor)
         line, head = line_of(body, self.history.head)
         length = os.fstat(self._descriptor).st_size
@@ -264,8 +266,7 @@ def read(path: Path) -> History:
 
 def _missing(path: Path) -> LedgerError:
     return LedgerError(
-        f"{path} is missing: without it what was released cannot be counted; restore it, or start "
-        "a new run"
+        f"{path} is missing, so the privacy cost cannot be computed: restore it, or start a new run"
     )
 
 

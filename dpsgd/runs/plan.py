@@ -167,8 +167,8 @@ def plan_run(spec: RunSpec, task: Task, name: str | None, execution: Execution) 
     progress("checking the data")
     check_data(unresolved.task)
     progress(
-        "note: accounting, compiling and the audit come first, about half a minute for a small "
-        "model; then it trains, and says how long that takes"
+        "note: accounting, compiling and the audit take about half a minute for a small model; "
+        "then training starts, and shows its remaining time"
     )
     stages.begin("accounting")
     chosen = resolve(unresolved.spec, unresolved.task, unresolved.rows, progress)
@@ -201,8 +201,8 @@ def certified_guarantee(job: Job) -> Guarantee:
     if guarantee.epsilon is not None and math.isinf(guarantee.epsilon.upper):
         why = guarantee.epsilon.note or "no reason"
         raise ValueError(
-            f"no finite epsilon is certified for this run ({why}): take more noise; or, where "
-            "batches are cut, a larger max_batch_size or overflow accumulate"
+            f"no finite epsilon is certified for this run ({why}): add noise; if batches are "
+            "truncated, raise max_batch_size or set overflow to accumulate"
         )
     return guarantee
 
@@ -260,8 +260,8 @@ class RecordedRun:
         if (now := to_json(task.describe())) != description:
             changed = [n for n in {**description, **now} if description.get(n) != now.get(n)]
             raise ValueError(
-                f"the task describes itself otherwise than when the run was begun "
-                f"({', '.join(changed)}): bring that task back, or start a new run"
+                f"describe() of the task differs from the start of the run in "
+                f"{', '.join(changed)}: restore that task, or start a new run"
             )
         return task
 
@@ -326,8 +326,8 @@ def restore_run(
     audit = job.audit(checkpoint.state if checkpoint else None, progress) if steps_remain else None
     if isinstance(decision, NewAttempt):
         progress(
-            f"attempt {len(history.attempts)} begins at step {decision.step:,}, with noise and "
-            "batches of its own; what was declared before stays counted"
+            f"attempt {len(history.attempts)} begins at step {decision.step:,}, with new noise "
+            "and batches; steps declared earlier still count"
         )
         if processes.first:  # remove later states, and a guarantee without this attempt
             folder.checkpoints.destroy_after(decision.step)
@@ -379,8 +379,8 @@ def _as_begun(begun: Terms, out: Path, spec: RunSpec, population: Population) ->
     sampler, rows = begun.mechanism.sampler, population.num_examples
     if rows != sampler.num_examples:
         raise ValueError(
-            f"the task has {rows:,} training examples, and {out} was begun on "
-            f"{sampler.num_examples:,}: its guarantee is for those"
+            f"the task has {rows:,} training examples, but {out} began on "
+            f"{sampler.num_examples:,}: restore those rows, or start a new run"
         )
     # A ledger has only the shape of a unit tree, and drawing needs the tree.
     mechanism = dataclasses.replace(begun.mechanism, sampler=sampler.with_population(population))

@@ -240,17 +240,17 @@ def together(
         yield Processes()
         return
     this = "this process" if process_id is None else f"process {process_id} of {num_processes}"
-    resumes = f"`dpsgd resume {out}` of all processes resumes where it was saved"
+    resumes = f"run `dpsgd resume {out}` in all processes to resume from the last checkpoint"
 
     def line(met: bool, why: str) -> str:
         if not met:
-            place = coordinator or "the address that the cluster says"
+            place = coordinator or "the cluster's address"
             return (
-                f"{this} did not meet the others at {place} ({why}): start all of them, each with "
-                "its own --process INDEX/... and otherwise alike, and choose a port that is free"
+                f"{this} did not meet the others at {place} ({why}): start all processes with "
+                "equal options but --process INDEX/..., and choose a free port"
             )
         aborted = why in ("SIGABRT", "SIGSEGV")
-        because = "another one ended, or did not answer" if aborted else why
+        because = "another process ended, or did not answer" if aborted else why
         return f"{this} was ended: {because}; {resumes}"
 
     watched(watchdog_seconds, line)

@@ -243,7 +243,7 @@ CHOICES = {
     "tables_learning_rate": "learning rate of tables",
     "tables_momentum": "momentum of tables",
     "flush_every": "steps between flushes",
-    "average_tail": "mean of the last share of steps",
+    "average_tail": "final share of steps averaged",
 }
 """Words for the options that a run chooses."""
 

@@ -86,8 +86,7 @@ def divergence(record: dict[str, Any]) -> str | None:
         return None
     return (
         f"the training diverged: {', '.join(undefined)} {'are' if undefined[1:] else 'is'} "
-        "undefined; what was released counts all the same. Begin another run, with a smaller "
-        "learning rate"
+        "undefined; the privacy cost remains. Start a new run with a smaller learning rate"
     )
 
 
@@ -109,10 +108,9 @@ def weak_signal(ratio: float | None, num_examples: int) -> str | None:
     if ratio is None or ratio >= LEAST_SIGNAL:
         return None
     return (
-        f"{num_examples:,} rows are few for this much noise: even if all of them agreed, their "
-        f"gradients would add up to {ratio:,.0f} times the noise, and below {LEAST_SIGNAL:,.0f} "
-        "some models have learned nothing. Take more rows or a larger epsilon, and do not trust "
-        "the model without a test"
+        f"noise will probably drown the signal of {num_examples:,} rows (ratio {ratio:,.0f}; below "
+        f"{LEAST_SIGNAL:,.0f} models often learn nothing). Use more rows or a larger epsilon, and "
+        "test the model before you trust it"
     )
 
 
@@ -147,9 +145,9 @@ def advantage(record: dict[str, Any]) -> str:
 
 _SHOWN = {
     ("clipping", "flat"): "clipping rule",
-    ("train", None): "pattern of what is trained",
-    ("compute", "float32"): "type in which the loss computes",
-    ("average_tail", None): "mean of the last share of steps",
+    ("train", None): "pattern of trained parameters",
+    ("compute", "float32"): "floating-point type of the loss",
+    ("average_tail", None): "final share of steps averaged",
     ("average_decay", None): "decay of the moving average",
 }
 """Words for settings, by option and the usual value that reports leave out."""
@@ -219,8 +217,8 @@ def _meaning(record: dict[str, Any]) -> str:
     """Returns the meaning of the guarantee in words."""
     if record["epsilon_upper"] is None:
         return (
-            f"Nothing bounds what the trained parameters tell about one {record['unit']} of the\n"
-            "training data."
+            f"The run has no guarantee: the trained parameters may reveal any\n"
+            f"{record['unit']} of the training data."
         )
     accuracy = record["attack_accuracy_upper"]
     rows = "For rows that did not train the initial model, " if record["initial_names"] else ""
@@ -244,7 +242,7 @@ def calibration(record: dict[str, Any]) -> str:
     )
     return (
         f"The model was calibrated after its last step: {figures}.\n"
-        "That is part of its parameters, and of what the guarantee counts.\n\n"
+        "The result is part of the parameters, and the guarantee covers it.\n\n"
     )
 
 
@@ -267,13 +265,13 @@ def seconds(record: dict[str, Any]) -> str:
 
 def _speed(record: dict[str, Any]) -> str:
     if record["stage_seconds"] is None:
-        return "How long it took is secret: it tells of the number of trials.\n"
+        return "The duration is secret, because it reveals the number of trials.\n"
     rows = [[WORDS[name], f"{spent:.1f}"] for name, spent in record["stage_seconds"].items()]
     stages = table(["stage", "seconds"], [*rows, ["in all", seconds(record)]])
     trained, rate = record["training_seconds"], record["examples_per_second"]
     resumed = ""
     if trained > 1.1 * record["stage_seconds"].get("train", 0.0) + 1:
-        resumed = "The table is of the command that finished the run, which had been stopped.\n"
+        resumed = "The run was stopped and resumed; the table shows its last command only.\n"
     return f"{stages}\n\n{resumed}{trained:.1f} s of steps, {rate:,.0f} examples/s,"
 
 
@@ -288,7 +286,7 @@ def _choice(config: Mapping[str, Any]) -> str:
     if "chosen" not in config:
         return ""
     line = sentence(config["chosen"])
-    return f"{line[0].upper()}{line[1:]}. What is not listed was given, or is the same for all.\n\n"
+    return f"{line[0].upper()}{line[1:]}. All other settings were given, or are defaults.\n\n"
 
 
 def comparison(
@@ -332,7 +330,7 @@ def comparison(
         del columns["delta"]
         caption += f" at delta {deltas[0]}"
     if alike:
-        caption += f"; {', '.join(names)}: of the {splits.pop()} rows"
+        caption += f"; {', '.join(names)}: on the {splits.pop()} rows"
     return list(columns), [list(row) for row in zip(*columns.values(), strict=True)], caption
 
 

@@ -58,8 +58,8 @@ Rows = tuple[PyTree, Population]
 Progress = Callable[[str], None]
 
 ADAM = (
-    "Adam gains nothing from correlated noise: it divides by the size of what it sees in single "
-    "steps, and in a single step correlated noise is larger"
+    "Adam gains nothing from correlated noise: it divides by the gradient's size in single steps, "
+    "where correlated noise is larger"
 )
 
 Goal = NoiseMultiplier | TargetEpsilon
@@ -120,8 +120,8 @@ def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
         raise
     if bands is not None and bands > built.separation > 1:
         raise ValueError(
-            f"bands must be at most {built.separation} here, got {bands}: that is the minimum "
-            f"separation of {name_of(type(built))}"
+            f"bands={bands} exceeds {built.separation}, the minimum separation of "
+            f"{name_of(type(built))}; pass at most that"
         )
     if why := refusal(dataclasses.replace(spec, calibration=None), built):  # full_sums checks it
         raise ValueError(why)
@@ -276,11 +276,7 @@ def resolve(
     """
     spec, chosen = choose(spec, task, rows, progress)
     noise_is_given = isinstance(spec.privacy, NoiseMultiplier | NonPrivate)
-    subject = (
-        "the guarantee of the run"
-        if noise_is_given
-        else "the noise for the guarantee that is wanted"
-    )
+    subject = "the guarantee of the run" if noise_is_given else "the noise for the target epsilon"
     progress(f"finding {subject}")
     run = resolved(spec, rows[1])
     if "noise" in chosen:
@@ -320,7 +316,7 @@ def choose(
     if names := [name for name in CHOICES if name in by_rule and name in values]:
         chosen["settings"] = to_json({name: values[name] for name in names})
         if "learning_rate" in names and _starts_warm(spec):
-            chosen["warm"] = {"why": "the usual rate makes a run forget the model it starts from"}
+            chosen["warm"] = {"why": "at the usual rate the run would forget its initial model"}
     if chosen:
         progress(sentence(chosen))
     chosen_spec = _with_calibration(chosen_spec, task, population, progress)
@@ -454,7 +450,7 @@ def _with_calibration(
 
 
 def _without(calibration: str | None, why: object) -> str:
-    return f"calibration {calibration} cannot be had: {why}; leave it out"
+    return f"calibration={calibration} is not possible: {why}; leave it out"
 
 
 def _check_rescaled(spec: RunSpec, task: Any) -> None:
@@ -472,7 +468,7 @@ def _check_rescaled(spec: RunSpec, task: Any) -> None:
         zip(applied.invars, applied.outvars, strict=True)
     ):
         if variable_in is not variable_out and k not in trained:
-            raise ValueError(f"it would rescale {leaf_names(params)[k]}, which train leaves alone")
+            raise ValueError(f"it would rescale {leaf_names(params)[k]}, which train freezes")
 
 
 def with_noise(
@@ -526,12 +522,12 @@ def _best_bands(
         return 1, f"{name_of(type(sampler))} has no minimum separation"
     if cyclic and isinstance(spec.privacy, NoiseMultiplier):
         raise ValueError(
-            "bands auto compares at one guarantee, and under this sampler that of a "
+            "bands=auto needs target_epsilon under this sampler, where the cost of a "
             "noise_multiplier depends on bands: give target_epsilon or bands"
         )
     most = min(most, _MOST_BANDS, 1 + _most_vectors(spec, task))
     if most == 1:
-        return 1, "2 GiB hold no noise vector of the model"
+        return 1, "a noise vector of the model takes more than 2 GiB"
     errors = {}
     for bands in (2**k for k in range(most.bit_length())):
         progress(f"comparing correlated noise: b = {bands}")
@@ -543,8 +539,11 @@ def _best_bands(
         errors[bands] = mechanism.noise_multiplier * error_of_sums(bands, steps) / distance
     best = min(errors, key=errors.__getitem__)
     if best == 1:
-        return 1, "at this guarantee a larger b asks for more noise than correlation saves"
-    return best, f"it leaves about {errors[best] / errors[1]:.2g} of the error of independent noise"
+        return 1, "more bands would need more noise than correlation cancels"
+    return (
+        best,
+        f"its error is about {errors[best] / errors[1]:.2g} times that of independent noise",
+    )
 
 
 def _most_vectors(spec: RunSpec, task: Any) -> int:

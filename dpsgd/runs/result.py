@@ -105,7 +105,7 @@ class FinishedRun:
         """
         if file_sha256(path := RunDirectory(self.path).params_path) != self.history.released:
             raise ValueError(
-                f"{path} is not the model that the run's ledger says was released: restore it from "
+                f"{path} is not the model that the ledger records as released: restore it from "
                 "a copy"
             )
 
@@ -208,7 +208,7 @@ class Bundle:
         for name, digest in _checksums(path, task).items():
             if sums.get(name) != digest:
                 raise ValueError(
-                    f"{path / name} is damaged, or of another export: its checksum is not that in "
+                    f"{path / name} is damaged, or of another export: its checksum differs from "
                     f"{MODEL}; export the run again, or restore it from a copy"
                 )
         guarantee = checked(parse_json((path / GUARANTEE).read_bytes()), dict[str, Any], GUARANTEE)

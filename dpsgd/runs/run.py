@@ -102,7 +102,7 @@ class Run:
           ValueError: for a task or a spec that cannot be run or cannot be guaranteed.
         """
         if not isinstance(spec, RunSpec):
-            raise TypeError(f"a run takes a task and then its RunSpec, got a {type(spec).__name__}")
+            raise TypeError(f"spec must be a RunSpec, got a {type(spec).__name__}")
         out = Path(out)
         execution = Execution(placement, Stages(started), progress, log)
         RunDirectory.refuse_existing(out)
@@ -334,6 +334,6 @@ def _full_disk_explained(folder: RunDirectory) -> Iterator[None]:
         if error.errno not in FULL:
             raise
         raise OSError(
-            f"the disk is full; nothing is lost: make room, and `dpsgd resume {folder.path}` "
-            "resumes it"
+            f"the disk is full; nothing is lost: free some space, then `dpsgd resume "
+            f"{folder.path}` resumes the run"
         ) from None

@@ -116,7 +116,8 @@ class Banded(Record):
         super().__post_init__()
         if self.coefficients is not None and len(self.coefficients) != self.bands:
             raise ValueError(
-                f"coefficients must be as many as bands, {self.bands}, got {len(self.coefficients)}"
+                f"coefficients must have {self.bands} entries, one per band, got "
+                f"{len(self.coefficients)}"
             )
         _ = self.law  # refuses coefficients that no noise has
 
@@ -490,7 +491,7 @@ class RunSpec(Record):
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if names := spec.open:
-            raise ValueError(f"{where}: {names[0]} is left open")
+            raise ValueError(f"{where}: {names[0]} has no value")
         return spec
 
 
@@ -595,8 +596,8 @@ def check_version(record: Mapping[str, Any], path: Path) -> None:
     """
     if "task" not in record and {"data", "model_sizes", "schema"} <= record.keys():
         raise ValueError(
-            f"{path} was begun by an earlier version, whose runs knew no tasks: resume it, or "
-            "read it, with that version, or train anew"
+            f"{path} began in an earlier version without tasks: use that version, or start a "
+            "new run"
         )
 
 

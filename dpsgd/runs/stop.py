@@ -243,7 +243,7 @@ def _watch(child: int, reports: int, seconds: float) -> tuple[bool, str, int]:
         elif ended:
             return met, "", status
         if stopped is not None and now - stopped > STOPPED_SECONDS:
-            why = f"it was stopped, and did not go on for {STOPPED_SECONDS:.0f} s"
+            why = f"it was suspended for more than {STOPPED_SECONDS:.0f} s"
         elif stopped is None and steps_since is not None and now - steps_since > seconds:
             why = f"no step for {seconds:g} s"
         else:

@@ -42,25 +42,25 @@ UNSUPPORTED = (
     Unsupported(
         ("tables lazy",),
         ("bands",),
-        "deferred noise is the sum of independent noise of many steps, and correlated noise has "
-        "another law",
+        "deferred noise sums the independent noise of many steps, and correlated noise has another "
+        "distribution",
     ),
     Unsupported(
         ("tables lazy",),
         ("overflow accumulate",),
-        "the rows of a step are read once, and overflow accumulate takes several passes",
+        "lazy tables read the rows of a step once, and overflow accumulate takes several passes",
         "take overflow truncate",
     ),
     Unsupported(
         ("tables lazy",),
         ("average_tail", "average_decay"),
-        "deferred noise has the law of the parameters after a step, and not of their average",
+        "deferred noise has the distribution of parameters after a step, not of their average",
         "leave out the average, or take tables dense",
     ),
     Unsupported(
         ("non_private",),
         ("bands",),
-        "without privacy there is no noise, which could be correlated",
+        "without privacy there is no noise to correlate",
     ),
     Unsupported(
         ("non_private",),
@@ -70,18 +70,18 @@ UNSUPPORTED = (
     Unsupported(
         ("bands",),
         ("no minimum separation",),
-        "correlated noise needs a minimum separation of the steps that an example takes part in",
+        "correlated noise needs a minimum separation between the steps of an example",
         "take balls-and-bins, poisson, deterministic, or shuffle with a fixed order",
     ),
     Unsupported(
         ("calibration",),
         ("non_private",),
-        "it mends what clipping does to predictions, and without privacy nothing is clipped",
+        "it corrects the bias of clipping, and without privacy nothing is clipped",
     ),
     Unsupported(
         ("calibration",),
         ("protected units of several rows",),
-        "its sums clip each row by itself, and other units are protected",
+        "its sums clip single rows, but the protected units have several",
     ),
 )
 """Combinations of possible options that `check` refuses and `support_matrix` prints."""

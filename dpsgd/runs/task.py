@@ -146,10 +146,10 @@ def check_task(task: Any, name: str) -> None:
       ValueError: if it is a class, or a method is missing.
     """
     if isinstance(task, type):
-        raise ValueError(f"{name} is a class, and no task: make one of it")
+        raise ValueError(f"{name} is a class, not a task: pass an instance")
     if missing := [method for method in METHODS if not callable(getattr(task, method, None))]:
         raise ValueError(
-            f"{name} is no task: it is a {type(task).__name__} without {', '.join(missing)} (see "
+            f"{name} is not a task: a {type(task).__name__} lacks {', '.join(missing)} (see "
             "dpsgd.runs.task.Task)"
         )
 
@@ -197,7 +197,7 @@ def like_earlier(
         changed = with_settings(task, taken, "init_from")
     except ValueError:
         return task, {}
-    return changed, dict.fromkeys(taken, "in the model that it starts from")
+    return changed, dict.fromkeys(taken, "in its initial model")
 
 
 def with_settings(task: Any, values: Mapping[str, Any], where: str) -> Any:
@@ -244,8 +244,8 @@ def refinement_of(task: Any, mechanism: Mechanism, kind: str | None) -> Refineme
         return None
     if (refinement := calibration_of(task)) is None:
         raise ValueError(
-            f"the run ends in {mechanism.full_sums}, of which its task, a {type(task).__name__}, "
-            "makes nothing: it has no calibration() (see dpsgd.runs.task.Task)"
+            f"the run ends in {mechanism.full_sums}, but its task, a {type(task).__name__}, has no "
+            "calibration() (see dpsgd.runs.task.Task)"
         )
     if refinement.kind != kind:
         raise ValueError(
@@ -266,15 +266,14 @@ def find(name: str) -> Any:
     """
     module, colon, qualified = name.partition(":")
     if not (module and colon and qualified):
-        raise ValueError(f"{name!a} names no object: write module:object")
+        raise ValueError(f"{name!a} is not of the form module:object")
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise ValueError(f"{module} cannot be imported: {error}") from error
         raise ValueError(
-            f"there is no module {error.name}, where {name} should be: it is looked for in the "
-            "current folder and where Python finds modules (PYTHONPATH)"
+            f"module {error.name} of {name} was not found in the current folder or on PYTHONPATH"
         ) from None
     except Exception as error:  # raised by the user's module
         reason = str(error).partition("\n")[0]
@@ -301,7 +300,7 @@ def made_of(kind: type, settings: Mapping[str, Any], name: str, where: str) -> A
       ValueError: if the class is no dataclass or no task, or a setting is not allowed.
     """
     if not dataclasses.is_dataclass(kind):
-        raise ValueError(f"{where}: {name} is a class and no dataclass: name a task made of it")
+        raise ValueError(f"{where}: {name} is a class, but not a dataclass: name an instance")
     hints = field_types(kind)
     values = {
         key: Path(value) if isinstance(value, str) and _is_path(hints.get(key)) else value
@@ -372,8 +371,7 @@ def load(
     name = checked(record.get("name"), str | None, f"{where}: task, name")
     if name is None:
         raise ValueError(
-            f"{where}: the task was given as an object that nobody can find again: give it to "
-            "resume() once more"
+            f"{where}: the task was given as an object without a name: pass it to resume() again"
         )
     settings = dict(checked(record.get("settings"), dict[str, Any], f"{where}: task, settings"))
     name_of_kind = (kinds or {}).get(name, name)
@@ -382,12 +380,12 @@ def load(
     task_or_class = find(name_of_kind)
     if not isinstance(task_or_class, type):
         if data is not None:
-            raise ValueError(f"the task {name} brings its own rows: it takes no other data")
+            raise ValueError(f"the task {name} has its own rows: leave out data")
         check_task(task_or_class, name)
         return task_or_class
     if data is not None:
         if "data" not in settings:
-            raise ValueError(f"the task {name} has no setting `data`, so that it takes none")
+            raise ValueError(f"the task {name} has no setting `data`: leave out data")
         settings["data"] = str(data)
     return made_of(task_or_class, settings, name, f"{where}: task")
 
@@ -406,8 +404,8 @@ def rows_of(task: Task) -> tuple[PyTree, Population]:
     rows = {shape[0] if shape else 0 for shape in shapes}
     if len(rows) != 1 or 0 in rows:
         raise ValueError(
-            f"columns() of the task must be arrays with equally many rows, one an example; they "
-            f"have {', '.join(map(str, sorted(rows))) or 'none'}"
+            f"columns() of the task must return arrays with equally many rows, one per example, "
+            f"got {', '.join(map(str, sorted(rows))) or 'none'}"
         )
     return columns, data.population if isinstance(data, UnitData) else Population(rows.pop())
 

@@ -108,7 +108,7 @@ def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
     # Reading a ledger executes no code that the ledger names.
     sampler = kind_of(checked(fields.pop("name"), str, "name")).from_terms(fields)
     if "noise" not in body:
-        raise ValueError("it is of an earlier version, which said otherwise what noise is")
+        raise ValueError("it is of an earlier version, which described noise otherwise")
     if body["adjacency"] != ADJACENCY:
         raise ValueError("this version would account for it with another adjacency")
     clip = checked(body["l2_clip_norm"], float | None, "l2_clip_norm")
@@ -191,9 +191,9 @@ class Selection:
         if not self.candidates:
             raise ValueError("a selection needs at least one candidate")
         if len(self.settings) != len(self.candidates):
-            raise ValueError("each candidate has settings of its own")
+            raise ValueError("settings and candidates must be equally many")
         if len({(terms.delta, terms.plan.unit) for terms in self.candidates}) > 1:
-            raise ValueError("candidates must have one delta, and protect one unit")
+            raise ValueError("candidates must have the same delta and the same protected unit")
 
     def record(self) -> dict[str, Any]:
         """Returns the selection as JSON values."""
@@ -237,7 +237,7 @@ class Selection:
           ValueError: if they are not those of a candidate.
         """
         if not any(is_trial_of(candidate, terms) for candidate in self.candidates):
-            raise ValueError("what was released is none of the candidates that were declared")
+            raise ValueError("the released model is of none of the declared candidates")
 
     @property
     def delta(self) -> float:

@@ -76,22 +76,26 @@ class Candidates:
         for spec in self.specs:
             check(spec)
             if isinstance(spec.privacy, NonPrivate):
-                raise ValueError("a candidate without privacy voids the guarantee of a selection")
+                raise ValueError(
+                    "candidates must be private: give each noise_multiplier or target_epsilon"
+                )
             if spec.insecure_seed is not None:
-                raise ValueError("insecure_seed voids the guarantee of a selection")
+                raise ValueError("insecure_seed voids the guarantee of a selection; leave it out")
             if spec.init_from is not None:
-                raise ValueError("init_from: a selection trains from fresh parameters alone")
+                raise ValueError("init_from is not supported in a selection; leave it out")
             if getattr(spec.privacy, "optimistic", False):
                 raise ValueError("optimistic noise may miss a selection's target; leave it out")
         if len({type(spec.privacy) for spec in self.specs}) > 1:
-            raise ValueError(
-                "give noise_multiplier or target_epsilon: the same one to all candidates"
-            )
+            raise ValueError("give all candidates noise_multiplier, or all target_epsilon")
         targets = {spec.privacy for spec in self.specs}
         if len(targets) > 1 and not isinstance(self.specs[0].privacy, NoiseMultiplier):
-            raise ValueError("a target is that of the whole selection: give one for all")
+            raise ValueError(
+                "target_epsilon holds for the whole selection: give all candidates the same"
+            )
         if len({spec.delta for spec in self.specs}) > 1:
-            raise ValueError("target_delta is that of the whole selection: give one for all")
+            raise ValueError(
+                "target_delta holds for the whole selection: give all candidates the same"
+            )
         check_data(self.task)
         about = dataclasses.replace(self.specs[0], privacy=self._about_a_trial())
         task, _ = settled(self.task, request_of(about, self.rows[1]))  # one model for all trials
@@ -159,7 +163,9 @@ class Candidates:
             scores = scores or dict(self.task.metrics(job.params))
             if self.score not in scores:
                 listed = ", ".join(scores)
-                raise ValueError(f"score {self.score!r} is no metric; choose among {listed}")
+                raise ValueError(
+                    f"score {self.score!r} is not a metric of the task; choose one of {listed}"
+                )
 
     def rehearse(self, selection: Selection, progress: Callable[[str], None]) -> None:
         """Audits every candidate as declared.

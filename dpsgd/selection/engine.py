@@ -95,8 +95,8 @@ def select(
     else:
         if not (out / SECRETS).is_dir():
             raise ValueError(
-                f"{out} holds a selection that cannot resume without the secrets it began with; "
-                "what it declared counts all the same: name another folder"
+                f"{out} holds a selection whose secrets are missing, so that it cannot resume; "
+                "its privacy cost remains: choose another folder"
             )
         secret = VaultSecret.load(out / SECRETS / SECRET_FILE, folder.history().name)
         selection = _declared(request, folder, secret)
@@ -107,8 +107,8 @@ def select(
     destroy(out / SECRETS)
     if (out / NOTHING).exists():
         raise ValueError(
-            f"{out}: every trial failed or diverged, and nothing is released; what was declared "
-            "counts all the same. Begin another selection, of other candidates"
+            f"{out}: every trial failed or diverged, and nothing is released; the privacy cost "
+            "remains. Start a new selection with other candidates"
         )
     return FinishedRun.read(out).record
 
@@ -117,7 +117,7 @@ def _begin(wanted: Candidates, folder: RunDirectory, progress: Callable[[str], N
     """Declares a selection in a new folder, after all possible refusals."""
     progress("compiling the candidates")
     wanted.check_programs()
-    progress("finding the noise for the guarantee that is wanted")
+    progress("finding the noise for the target epsilon")
     secret = VaultSecret.generate()
     selection = wanted.declared(secret)
     wanted.rehearse(selection, progress)
@@ -144,8 +144,8 @@ def _declared(wanted: Candidates, folder: RunDirectory, secret: VaultSecret | No
     changed += ["law of the number of trials"] * (selection.count != wanted.count)
     if changed:
         raise ValueError(
-            f"{path} holds another selection, with another {', '.join(changed)}: what it declared "
-            "stays as it is; name another folder"
+            f"{path} holds a selection with another {', '.join(changed)}, which stays unchanged: "
+            "choose another folder"
         )
     return selection
 
@@ -159,7 +159,7 @@ def _carry_out(
     progress: Callable[[str], None],
 ) -> None:
     """Runs all trials, and releases the best."""
-    progress("trials are under way; how many is a secret, and so is the time that they take")
+    progress("running trials; their number and duration are secret")
     law, better = selection.count, selection.better
     with contextlib.closing(Vault(folder.path / SECRETS, secret, law, better)) as vault:
 
@@ -296,15 +296,15 @@ def _nameless_errors(folder: RunDirectory) -> Iterator[None]:
     try:
         yield
     except Stopped:
-        raise Stopped("stopped, all of it saved: the same command resumes") from None
+        raise Stopped("stopped, and all is saved: repeat the command to resume") from None
     except _ProgramError as error:
         raise ValueError(
-            f"{out}: a trial ended in {error}, an error of the program whichever the rows are; "
-            "nothing is released: mend the task or give more memory, and the same command resumes. "
-            f"What was declared counts: {folder.history().guarantee().sentence()}"
+            f"{out}: a trial ended in {error}, an error that does not depend on the rows; "
+            "nothing is released: fix the task or add memory, then repeat the command to resume. "
+            f"The privacy cost remains: {folder.history().guarantee().sentence()}"
         ) from None
     except MemoryError:
-        raise MemoryError("out of memory: the same command resumes") from None
+        raise MemoryError("out of memory: repeat the command to resume") from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else "a file could not be written"
-        raise OSError(f"{out}: {reason}; nothing is lost: the same command resumes") from None
+        raise OSError(f"{out}: {reason}; nothing is lost: repeat the command to resume") from None

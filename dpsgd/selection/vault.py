@@ -84,9 +84,8 @@ class VaultSecret:
             raise ValueError(f"{path} is the secret of another selection: restore its own")
         if inode != number:
             raise ValueError(
-                f"{folder} is a copy of a selection that is not finished: both would have the same "
-                "number of trials, and two releases under one number have another cost; resume "
-                "it where it was begun, or begin another one"
+                f"{folder} is a copy of an unfinished selection, whose cost counts one release for "
+                "its number of trials: resume the original, or start a new selection"
             )
         return secret
 

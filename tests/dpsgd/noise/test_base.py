@@ -100,7 +100,7 @@ def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path)
         law = mechanism(other, terms.mechanism.sampler)
         found = decide(history, (), None, Terms(Segment(law), 1e-5), "")
         assert isinstance(found, Refuse) == (other != noise)
-        assert other == noise or "begun with another noise" in found.reason
+        assert other == noise or "began with another noise" in found.reason
     record = json.loads((tmp_path / "ledger").read_text().splitlines()[0])
     assert record["noise"]["name"].split(":")[-1] in (
         "independent", "TwoBands", "banded toeplitz",

@@ -63,7 +63,7 @@ def test_the_newest_two_are_kept_and_come_back_bit_for_bit(checkpoints):
 def test_no_checkpoint_is_made_of_a_state_with_pending_noise(checkpoints):
     table = Table(jnp.ones((4, 2)), None, steps=jnp.zeros(4, jnp.int32))
     pending = TrainState(jnp.int32(1), {"table": table.values}, ()).with_tables({0: table})
-    with pytest.raises(ValueError, match="pending noise: flush it"):
+    with pytest.raises(ValueError, match=r"pending noise, .*flush it"):
         checkpoints.save(Checkpoint(pending, 0, "head", 1.5))
     assert not checkpoints.folder.exists()
 
@@ -151,7 +151,7 @@ def test_what_is_cut_or_of_another_checkpoint_gives_way_to_the_one_before(checkp
 @pytest.mark.parametrize("kind", [{"size": 4}, {"dtype": jnp.float16}], ids=["shape", "dtype"])
 def test_another_model_is_refused(checkpoints, kind):
     save(checkpoints, 1, **kind)
-    with pytest.raises(ValueError, match=r"another model|needs float32"):
+    with pytest.raises(ValueError, match=r"another model|expected float32"):
         checkpoints.latest(LIKE)
 
 

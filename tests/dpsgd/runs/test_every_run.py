@@ -114,7 +114,7 @@ def test_a_resumed_run_decides_nothing_and_goes_on_with_its_own_noise_alone(
     record, before = contents(out, "config.json"), (out / "ledger.jsonl").read_bytes()
     other = {"bands": 2, "coefficients": [1.0, 0.5]}
     (out / "config.json").write_text(json.dumps({**record, **other}))
-    with pytest.raises(ValueError, match="is not what the run was begun with"):
+    with pytest.raises(ValueError, match="is not the configuration that the ledger records"):
         resume(out)
     assert (out / "ledger.jsonl").read_bytes() == before
     (out / "config.json").write_text(json.dumps(record))

@@ -313,7 +313,7 @@ def stopped(name):
     )
 
 
-FORMAT = r"model\.npz is damaged, or not a file \.npz"
+FORMAT = r"model\.npz is damaged, or not an \.npz file"
 UNFIT = {
     **{
         f"{form} {how}": (copied(form, change), "model")
@@ -326,15 +326,15 @@ UNFIT = {
     "another shape": (arrays(w=np.zeros(4, np.float32)), r"w \(3,\) of float32: w is \(4,"),
     "another kind": (arrays(w=np.zeros(3, np.int32)), r"w \(3,\) of float32: .* of int32"),
     "another name": (arrays(v=np.zeros(3)), r"does not hold the parameter w \(3,\)"),
-    "a further array": (arrays(w=np.zeros(3), v=np.zeros(2)), "that are no parameters: 'v'"),
+    "a further array": (arrays(w=np.zeros(3), v=np.zeros(2)), "that the model does not: 'v'"),
     "no number": (arrays(w=np.array([1, np.nan, 2])), "'w' has entries that are not finite"),
     "too large for float32": (arrays(w=np.array([1, 1e300, 2])), "'w' has entries that are not"),
     "no content": (content(b""), FORMAT),
     "half of an archive": (content(b"PK"), FORMAT),
     "another format": (content(b"\x93NUMPY"), FORMAT),
-    "no run": (lambda models, folder: folder, "is not the directory of a"),
+    "no run": (lambda models, folder: folder, "is not a run directory"),
     "an unfinished run": (stopped("cut"), "`dpsgd resume"),
-    "a checkpoint": (stopped("cut/checkpoints/*"), "is a checkpoint of an unfinished run"),
+    "a checkpoint": (stopped("cut/checkpoints/*"), "is a checkpoint, which is not released"),
 }
 
 
@@ -355,7 +355,7 @@ def test_a_cut_run_resumes_from_the_same_start_alone(models, tmp_path):
     with pytest.raises(FileNotFoundError, match="start does not exist"):
         resume(cut)
     run(LATER, config(), start)
-    with pytest.raises(ValueError, match="line 1: the run was begun with another initial"):
+    with pytest.raises(ValueError, match="line 1: the run began with another initial"):
         resume(cut)
     shutil.rmtree(start)
     shutil.move(tmp_path / "moved", start)
@@ -367,7 +367,7 @@ def test_a_cut_run_resumes_from_the_same_start_alone(models, tmp_path):
 def test_only_finished_runs_of_one_unit_are_counted_together(models, chain, tmp_path):
     unfinished = history(run_and_stop(LATER, config_of(), tmp_path / "cut"))
     for runs in ((chain[0], unfinished), (unfinished, chain[0])):
-        with pytest.raises(ValueError, match="only finished runs are counted together"):
+        with pytest.raises(ValueError, match="needs finished ones"):
             runs[0].guarantee(runs[1])
     tree = UnitTree.even((4, 4, 4), ("user", "session"))
     sampler = Multistage(tree, draws=(2, 2, 2), steps=4)
@@ -407,7 +407,7 @@ def test_open_settings_of_a_task_are_those_of_the_initial_model(form, tmp_path):
     lines, start = [], config(init_from=str(tmp_path / form))
     run(Sized(seed=1), start, tmp_path / "next", progress=lines.append)
     assert params_of(tmp_path / "next")["['w']"].shape == (2,)
-    assert "chosen: dim 2, sizes (3, 4), as in the model that it starts from" in lines
+    assert "chosen: dim 2, sizes (3, 4), as in its initial model" in lines
     settings = json.loads((tmp_path / "next" / "config.json").read_text())["task"]["settings"]
     assert (settings["dim"], settings["places"], settings["data"]) == (2, None, None)
     resume(run_and_stop(Sized(seed=1), start, tmp_path / "cut"), Sized(seed=1))

@@ -133,7 +133,7 @@ def test_steps_of_another_attempt_cost_more(path):
 def test_of_a_tree_its_shape_alone_is_kept(path):
     Ledger.create(path, terms(OF_UNITS[0])).close()
     sampler = read(path).attempts[0].terms.mechanism.sampler
-    with pytest.raises(ValueError, match="only the shape of this sampler's tree is known"):
+    with pytest.raises(ValueError, match="is a shape, for accounting alone"):
         BatchSource(sampler, seed=1).batch(0)
 
 
@@ -224,7 +224,7 @@ def test_audits_and_the_release_are_lines_and_nothing_follows_the_release(path):
         assert ledger.history.head == before
         ledger.audited("passed otherwise")
         guarantee = ledger.history.guarantee()
-        with pytest.raises(ValueError, match="when all steps are declared"):
+        with pytest.raises(ValueError, match="before the run's last step is declared"):
             ledger.release("digest")
         ledger.declare(range(30, BINS.num_steps))
         ledger.release("digest")
@@ -253,11 +253,11 @@ def test_audits_and_the_release_are_lines_and_nothing_follows_the_release(path):
 BEGUN = {"attempt": 1, "first_step": 8, "drawing": "", "environment": {}}
 LINES = {
     "attempt that follows none": (BEGUN | {"attempt": 2}, "attempt 2 does not follow"),
-    "step that none reached": (BEGUN | {"first_step": 17}, "no attempt has reached step 17"),
-    "steps of a gap": ({"declare": [17, 24]}, "do not follow the ones before"),
-    "steps again": ({"declare": [8, 24]}, "do not follow the ones before"),
+    "step that none reached": (BEGUN | {"first_step": 17}, "begins at step 17, which no earlier"),
+    "steps of a gap": ({"declare": [17, 24]}, "do not follow the steps before them"),
+    "steps again": ({"declare": [8, 24]}, "do not follow the steps before them"),
     "steps that the run has not": ({"declare": [16, 41]}, "must be in"),
-    "selection": ({"selection": {}}, "declared before all else"),
+    "selection": ({"selection": {}}, "declared in the first line"),
 }
 
 
@@ -278,12 +278,12 @@ def test_a_line_that_does_not_fit_those_before_is_neither_believed_nor_written(p
 
 OTHERS = ("not_ours:Sampler", "roulette", "os:system", "samplers.base:BatchSampler", "os:")
 FIRST_LINES = {
-    "no nonce": ({"nonce": ""}, "line 1: it has no nonce"),
+    "no nonce": ({"nonce": ""}, "line 1: it lacks a nonce"),
     "a removed field": ({"data_release": {"sigma": 4.0}}, "line 1: data_release: removed in 0.3"),
-    "other noise": ({"noise_multiplier": 9.0}, "line 2: its hash does not fit"),
+    "other noise": ({"noise_multiplier": 9.0}, "line 2: its hash does not match"),
     "no word on its noise": ({"reproducible_noise": None}, "line 1: reproducible_noise is missing"),
     **{
-        name: ({"sampler": {"name": name}}, f"'{name}' is not of this pack" * (name == OTHERS[0]))
+        name: ({"sampler": {"name": name}}, f"'{name}' is not imported" * (name == OTHERS[0]))
         for name in OTHERS  # of which nothing is imported or executed
     },
 }
@@ -338,7 +338,7 @@ def test_a_ledger_that_is_gone_or_empty_is_refused(path, damage):
     if damage == "empty":
         declared(path).write_bytes(b"")
     for opened in (read, Ledger.open):
-        with pytest.raises(LedgerError, match=r"is missing: .* cannot be counted|is empty"):
+        with pytest.raises(LedgerError, match=r"is missing, .* cannot be computed|is empty"):
             opened(path)
 
 

@@ -422,7 +422,7 @@ def unchanged(out, patch): ...
 
 BEFORE_TASKS = {"data": "store", "sampler": {"name": "poisson"}, "model_sizes": {}, "schema": {}}
 BEFORE_ATTEMPTS = {"attempt": 0, "first_step": 0, "generation": {}, "fingerprint": {}, "hash": "0"}
-OTHERWISE = "describes itself otherwise than when the run was begun"
+OTHERWISE = "of the task differs from the start of the run in"
 STORIES = {
     "a clean stop": (unchanged, None, 1),
     "a kill": (lambda out, patch: kill(out), None, 2),
@@ -436,12 +436,12 @@ STORIES = {
     ),
     "another rate": (changed("config.json", "0.003", "0.004"), None, "config.json"),
     "other noise": (changed("config.json", '_multiplier": 1.0', '_multiplier": 2.0'), None, "conf"),
-    "other rows": (unchanged, Line(seed=1), f"{DATA}: the run was begun on other rows"),
-    "more rows": (unchanged, Line(rows=240), "has 240 training examples, and .* was begun on 160"),
-    "another model": (unchanged, Line(width=4), rf"{OTHERWISE} .width"),
+    "other rows": (unchanged, Line(seed=1), f"{DATA}: the run began on other rows"),
+    "more rows": (unchanged, Line(rows=240), "has 240 training examples, but .* began on 160"),
+    "another model": (unchanged, Line(width=4), rf"{OTHERWISE} width"),
     "another description": (
         patched(Line, "describe", lambda task: {"headline": "other"}), None,
-        rf"{OTHERWISE} .headline, better, width",
+        rf"{OTHERWISE} headline, better, width",
     ),
     "rows that the task refuses": (unchanged, Picky(), "no such rows as those of {'headline': 't"),
     "no digest": (lambda out, patch: (out / DATA).unlink(), None, f"{DATA} is missing"),
@@ -450,7 +450,7 @@ STORIES = {
     "no task": (written("config.json", '{"task": "x"}'), None, "config.json"),
     "no object": (written("config.json", "[]"), None, "config.json"),
     "a version without tasks": (
-        written("config.json", json.dumps(BEFORE_TASKS)), None, "version, whose runs knew no tasks",
+        written("config.json", json.dumps(BEFORE_TASKS)), None, "version without tasks",
     ),
     "version 0.2.0": (
         written("ledger.jsonl", json.dumps(BEFORE_ATTEMPTS) + "\n"), None, "version 0.2.0 or earl",
@@ -550,7 +550,7 @@ def test_a_second_process_and_a_missing_run_are_refused(stopped, tmp_path):
         with pytest.raises(LedgerError, match="another process is training"):
             resume(stopped)
         RunDirectory.open(stopped, finished=False).history()
-    with pytest.raises(FileNotFoundError, match="is not the directory of a run"):
+    with pytest.raises(FileNotFoundError, match="is not a run directory"):
         resume(tmp_path / "nothing")
 
 

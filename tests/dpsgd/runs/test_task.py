@@ -46,9 +46,9 @@ def test_data_are_looked_for_where_they_lie_now(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("nowhere:task", "there is no module nowhere, where nowhere:task should be"),
+        ("nowhere:task", "module nowhere of nowhere:task was not found"),
         ("tiny_task:linn", "module tiny_task has no 'linn': did you mean line"),
-        ("tiny_task", "'tiny_task' names no object: write module:object"),
+        ("tiny_task", "'tiny_task' is not of the form module:object"),
         ("broken_task:task", "broken_task cannot be imported: ZeroDivisionError: division by zero"),
         ("needy_task:task", "needy_task cannot be imported: No module named 'nowhere'"),
     ],
@@ -68,14 +68,14 @@ NAMELESS = ("", "tiny_task", ":line", "tiny_task:", "a:b:c")
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        ({"name": None, "settings": {}}, "nobody can find again"),
+        ({"name": None, "settings": {}}, "object without a name"),
         (
             {"name": "tiny_task:Line", "settings": {"rowz": 3}},
             "rowz is unknown: did you mean",
         ),
         ({"name": "tiny_task:Line", "settings": {"rows": "3"}}, "rows must be an integer, got '3'"),
         ({"name": "tiny_task:Line"}, "settings: must be a table, got None"),
-        ({"name": "tiny_task:BLOCK", "settings": {}}, "is no task: it is a int without columns"),
+        ({"name": "tiny_task:BLOCK", "settings": {}}, "is not a task: a int lacks columns"),
         ("x", "must be a table, got x"),
         *(({"name": name, "settings": {}}, "^where: task, name: ") for name in NAMELESS),
     ],
@@ -91,9 +91,9 @@ def test_what_is_no_task_says_which_methods_it_lacks():
         def init(self, seed): ...
         def loss(self, params, example): ...
 
-    with pytest.raises(ValueError, match="mine is no task: it is a Half without metrics, gener"):
+    with pytest.raises(ValueError, match="mine is not a task: a Half lacks metrics, gener"):
         check_task(Half(), "mine")
-    with pytest.raises(ValueError, match="is a class, and no task"):
+    with pytest.raises(ValueError, match="is a class, not a task"):
         check_task(Line, "mine")
     check_task(line, "mine")
 

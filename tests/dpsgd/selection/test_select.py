@@ -153,7 +153,7 @@ SCORES = dict(zip(RATES, (0.323232, 0.2, 0.454545), strict=True))
 def test_nothing_of_losers_or_their_number_remains(trained, tmp_path, capfd, monkeypatch):
     """One trial and seven leave equal names, sizes, modes, times and lines, but for the model."""
     shown = {}
-    monkeypatch.setattr(VaultSecret, "drawn", lambda: VaultSecret(b"s" * 32))
+    monkeypatch.setattr(VaultSecret, "generate", lambda: VaultSecret(b"s" * 32))
     for count in (1, 7):
         out, lines = tmp_path / str(count) / "out", []
         out.parent.mkdir()
@@ -225,15 +225,17 @@ def test_while_it_is_under_way_its_secrets_are_the_owners_and_its_ledger_is_publ
         history = RunDirectory(out).history()
         assert not history.attempts
         assert history.guarantee().epsilon.upper == cost_of_whole()
-        with pytest.raises(FileNotFoundError, match="the command that began it resumes it"):
+        with pytest.raises(FileNotFoundError, match="repeat the command that began it"):
             FinishedRun.read(out)
-        with pytest.raises(FileNotFoundError, match="the command that began it resumes it"):
+        with pytest.raises(FileNotFoundError, match="repeat the command that began it"):
             resume(out)
         raise Stopped("at trial 1 of 4")
 
     with scripted(trained), so_many(4), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Vault, "finish", look)
-        with pytest.raises(Stopped, match=r"^stopped, all of it saved: the same command resumes$"):
+        with pytest.raises(
+            Stopped, match=r"^stopped, and all is saved: repeat the command to resume$"
+        ):
             select(out)
     secrets = out / SECRETS
     assert seen[secrets] == 0o700
@@ -262,7 +264,7 @@ def test_another_selection_does_not_go_on_in_its_place(changed, named, finished,
             with stopped():
                 select(out)
         before = content(out)
-        with pytest.raises(ValueError, match=f"another {named}: what it declared stays") as error:
+        with pytest.raises(ValueError, match=f"another {named}, which stays unchanged") as error:
             select(out, **changed)
         assert "\n" not in str(error.value)
         assert content(out) == before
@@ -279,10 +281,10 @@ def test_other_folders_and_copies_are_refused(trained, tmp_path):
         with stopped():
             select(tmp_path / "out")
         shutil.copytree(tmp_path / "out", tmp_path / "copy")
-        with pytest.raises(ValueError, match="is a copy of a selection"):
+        with pytest.raises(ValueError, match="is a copy of an unfinished selection"):
             select(tmp_path / "copy")
         destroy(tmp_path / "out" / SECRETS)
-        with pytest.raises(ValueError, match="cannot resume without the secrets"):
+        with pytest.raises(ValueError, match="secrets are missing"):
             select(tmp_path / "out")
 
 
@@ -297,15 +299,18 @@ class Unfit(Line):
 
 REFUSED = [
     ({"configs": []}, "at least one candidate"),
-    ({"configs": [asks(non_private=True)]}, "without privacy"),
+    ({"configs": [asks(non_private=True)]}, "candidates must be private"),
     ({"configs": [config_of(insecure_seed=1)]}, "insecure_seed voids"),
-    ({"configs": [config_of(init_from="model")]}, "init_from: a selection trains from fresh param"),
+    ({"configs": [config_of(init_from="model")]}, "init_from is not supported"),
     ({"configs": [asks(target_epsilon=3.0, optimistic=True)]}, "optimistic noise may miss"),
-    ({"configs": [config_of(), asks(target_epsilon=3.0)]}, "the same one to all candidates"),
-    ({"configs": [asks(target_epsilon=e) for e in (3.0, 4.0)]}, "a target is that of the whole"),
-    ({"configs": [config_of(target_delta=1e-3), config_of()]}, "target_delta is that of the whole"),
+    ({"configs": [config_of(), asks(target_epsilon=3.0)]}, "or all target_epsilon"),
+    (
+        {"configs": [asks(target_epsilon=e) for e in (3.0, 4.0)]},
+        "target_epsilon holds for the whole",
+    ),
+    ({"configs": [config_of(target_delta=1e-3), config_of()]}, "target_delta holds for the whole"),
     ({"task": Unfit()}, "of the wrong shape"),
-    ({"score": "validation_auc"}, "score 'validation_auc' is no metric"),
+    ({"score": "validation_auc"}, "score 'validation_auc' is not a metric"),
 ]
 
 
@@ -346,7 +351,7 @@ ERRORS = {
 def test_an_error_of_the_program_stops_with_what_it_cost(kind, trained, tmp_path, capfd):
     out, error = tmp_path / "out", ERRORS[kind]
     with scripted(trained, dict.fromkeys(RATES, error)) as trials, so_many(3):
-        with pytest.raises(ValueError, match="the same command resumes") as stop:
+        with pytest.raises(ValueError, match="repeat the command to resume") as stop:
             select(out)
         assert f"a trial ended in {type(error).__name__}" in str(stop.value)
         assert RunDirectory(out).history().guarantee().sentence() in str(stop.value)
@@ -375,7 +380,7 @@ def test_where_every_trial_failed_nothing_is_released_and_that_is_final(trained,
     scores = dict.fromkeys(RATES)
     with scripted(trained, scores) as trials, so_many(3):
         for _ in range(2):
-            with pytest.raises(ValueError, match="nothing is released; what was declared counts"):
+            with pytest.raises(ValueError, match="nothing is released; the privacy cost remains"):
                 select(out)
     assert len(trials.begun) == 3
     assert set(os.listdir(out)) == {"ledger.jsonl", "nothing_released.json"}
@@ -506,7 +511,7 @@ def test_a_ledger_that_releases_what_was_not_declared_is_refused(trained, tmp_pa
             line_, head = line_of({**body, **(change if "attempt" in body else {})}, head)
             held += line_
         (out / "ledger.jsonl").write_bytes(held)
-        with pytest.raises(LedgerError, match="none of the candidates that were declared"):
+        with pytest.raises(LedgerError, match="none of the declared candidates"):
             RunDirectory(out).history()
 
 

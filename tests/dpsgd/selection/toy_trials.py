@@ -99,7 +99,9 @@ def stopped():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "_score", stop)
-        with pytest.raises(Stopped, match=r"^stopped, all of it saved: the same command resumes$"):
+        with pytest.raises(
+            Stopped, match=r"^stopped, and all is saved: repeat the command to resume$"
+        ):
             yield
 
 

@@ -31,6 +31,6 @@ def test_begin_batches_resume_is_train(store, tmp_path, command, by):
 
 def test_what_cannot_be_drawn_is_one_line(tmp_path, command):
     words = "batches", tmp_path / "none", tmp_path / "b"
-    assert "is not the directory of a run" in command.refuses(*words)
+    assert "is not a run directory" in command.refuses(*words)
     alone = "--runner and --beam-options are for a pipeline: add --beam"
     assert alone in command.refuses(*words, "--runner", "X")

@@ -281,7 +281,7 @@ TAMPERED = {
     "a line less": (cut_ledger, EVERY, "rolled back or replaced"),
     "a line less, and the report tells": (cut_ledger_and_report, EVERY, "states another"),
     "a line less, and no report": (
-        unfinished, {"ledger", "resume"}, "does not end in the line that closes it"),
+        unfinished, {"ledger", "resume"}, "does not record the released model"),
     "an unfinished run": (unfinished, EVERY - {"ledger", "resume"}, "dpsgd: "),
     "another verdict": (edited(audit="passed"), EVERY, "states another audit"),
     "another digest": (edited(params_sha256="ab" * 32), EVERY, "states another params_sha256"),

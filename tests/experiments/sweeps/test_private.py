@@ -134,7 +134,7 @@ def test_elapsed_time_of_a_selection_is_not_shown(terminal, tmp_path, monkeypatc
 
     def shown(seconds: float) -> set[str]:
         def select(task, candidates, out, *, progress, **asked):
-            for line in ("trials are under way", "releasing the best"):
+            for line in ("running trials", "releasing the best"):
                 progress(line)
                 time.sleep(seconds)
             return record
@@ -145,7 +145,7 @@ def test_elapsed_time_of_a_selection_is_not_shown(terminal, tmp_path, monkeypatc
         monkeypatch.setattr(sys, "stderr", err)
         command(*words, tmp_path / "out")
         said = out.getvalue() + err.getvalue()
-        assert ("trials are under way" in said) == terminal
+        assert ("running trials" in said) == terminal
         assert "report.md" in said
         return set(re.split(r"[\r\n]|\x1b\[[0-9;?]*[a-zA-Z]|[⠀-⣿]", said))  # the last spins
 

@@ -259,7 +259,7 @@ REFUSED = {  # words after `score` -> what is said of them
         "--split",
         "test",
     ): "is a file, which has no splits; leave out --sp",
-    ("empty", "train.txt"): "neither an exported model nor the directory of a run",
+    ("empty", "train.txt"): "neither an exported model nor a run directory",
     ("model", "train.txt", "no"): "is not a folder; create it for scores.csv",
 }
 

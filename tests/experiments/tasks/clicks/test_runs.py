@@ -72,7 +72,7 @@ def test_a_stopped_run_resumes_with_its_own_store_at_any_path(store, tmp_path, c
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     other = other_store(tmp_path)
     assert main(["resume", str(out), "--data", str(other)]) == 2
-    assert "the task describes itself otherwise" in capsys.readouterr().err
+    assert "of the task differs from the start of the run" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     digest = Store.open(store).digest
     assert RunDirectory(out).data() == [digest]
