@@ -155,7 +155,7 @@ def test_killed_at_any_file_operation_a_selection_goes_on_to_the_same_release(
     here.mkdir()
     to.mkdir()
     secret = VaultSecret(b"r" * 32)
-    monkeypatch.setattr(VaultSecret, "drawn", lambda: secret)
+    monkeypatch.setattr(VaultSecret, "generate", lambda: secret)
     # These copies stand for the folder itself.
     monkeypatch.setattr(VaultSecret, "load", lambda path, selection: secret)
     with so_many(4), scripted(trained) as undisturbed, Snapshots(here, to, every):
