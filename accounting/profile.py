@@ -88,7 +88,7 @@ class Bound:
           inner: Bound that the result rests on.
           lower: Lower end of the result.
           upper: Upper end of the result.
-          note: Note of the result; by default that of `inner`.
+          note: Note of the result; by default the note of `inner`.
         """
         if inner.confidence < 1.0:
             upper = max(lower, upper)

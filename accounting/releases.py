@@ -243,8 +243,8 @@ class SelectionProfile(Profile):
     """The profile of the best of K private trials; nothing else is released.
 
     Trials may differ in their hyper-parameters, drawn independently of the data, as long as each
-    has at most the profile of `trial`. The score by which the best is chosen is an outcome of the
-    trial: what it reveals is counted only if `trial` counts it.
+    has at most the profile of `trial`. The score that ranks the trials is an outcome of
+    each: `trial` must count the score's privacy cost.
 
     Args:
       trial: The profile of one trial.

@@ -54,7 +54,12 @@ class _Search:
         return self.last[0] - self.last[1] / self.slope
 
     def move(self, guess: float, width: float) -> None:
-        """Moves on to `guess`, or to a point of a smaller or a further bracket."""
+        """Moves on to `guess`, or to a point that shrinks the bracket.
+
+        Args:
+          guess: Point that is probably near the root.
+          width: First step beyond the known points while one end is open.
+        """
         low, high, at = self.low, self.high, self.at
         self.stride = 2.0 * self.stride or width
         if self.rises or self.last[1] == math.inf:  # a plateau
@@ -121,7 +126,7 @@ def point_near_root(
     either: bool = False,
     farthest: float = 1e12,
 ) -> tuple[float, float]:
-    """Returns ends of which the upper one is near the root of a falling function.
+    """Returns ends of the root, the upper one near it.
 
     As `falling_root`, but the search ends at the first point that is near the root by the slope:
     the lower end is not near it then. Each end has the sign that `falling_root` proves.

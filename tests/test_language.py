@@ -114,7 +114,7 @@ AT_LEAST = ("args", "doctests", "documented")
 """Columns that may only rise; all others may only fall."""
 LEVELS = {
     # riddles, openers, vague, bare, first, long_tests, args, doctests, documented
-    "accounting": Language(0.7, 0.2, 0.8, 0.3, 9, 51, 96, 12, 90),
+    "accounting": Language(0.3, 0, 0.7, 0.3, 9, 0, 100, 12, 91),
     "samplers": Language(0.4, 0, 0, 0, 9, 2, 97, 19, 100),
     "dpsgd": Language(0.5, 0, 4.1, 0.8, 9, 114, 82, 13, 94),
     "experiments": Language(0.6, 0, 0.7, 0, 9, 80, 80, 13, 94),

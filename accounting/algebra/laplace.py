@@ -69,7 +69,7 @@ class Average:
         self._excess = real - 1j * self._power * math.sin(angle)
 
         most = math.exp(self.tilt / bins)
-        """Of |e^{-w}| on the strip, w = s (X - 1)."""
+        """Upper bound on |e^{-w}| on the strip, w = s (X - 1)."""
         size, y_error = np.abs(self._excess), 8.0 * ROUNDING * (np.abs(x) + 0.5 / sigma) / sigma
         error = self._power * y_error
         error += 16.0 * ROUNDING * (np.abs(np.expm1(y)) + angle * (angle + self._power))

@@ -141,9 +141,17 @@ class Tilts:
     def windows(
         self, tilt: float, loss: float, target: float, subtracted: bool
     ) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Returns the windows that aliases below and above need, each with the b that shows it.
+        """Returns the windows that keep aliases below and above negligible.
+
+        Each window comes with the tilt b that proves it. The aliases are to be about e^target.
 
         They are to be about e^target.
+
+        Args:
+          tilt: c of the inverted line.
+          loss: Loss at which o is computed.
+          target: Log of the aliases' size.
+          subtracted: True if a normal law's transform is subtracted.
         """
         c = tilt
         distances = np.concatenate([abs(c - 1.0) * _SHARES, abs(c) * _SHARES, _DISTANCES])
@@ -166,10 +174,18 @@ class Tilts:
         return candidates[0], candidates[1]
 
     def narrower(self, tilt: float, loss: float, accuracy: float) -> tuple[float, float]:
-        """Returns a tilt like `tilt` whose window is much narrower, if any, and the target's log.
+        """Returns a tilt of a much narrower window, and the target.
+
+        The tilt is `tilt` itself where no other is much narrower. The target is the log of the
+        aliases' size.
 
         Where one large loss is likelier than many small ones, the tilted law has a second bump
         among the largest, which the best tilt just lets in.
+
+        Args:
+          tilt: Best tilt c by the saddle point.
+          loss: Loss at which o is computed.
+          accuracy: Digits of the result, in e-folds.
         """
         fractions = 0.7 ** np.arange(7.0)
         if 0.0 < tilt < 1.0:

@@ -165,7 +165,12 @@ class _Grid(NamedTuple):
         return finer[beyond - 1]
 
     def steps(self, times: int, bins: int) -> tuple[float, ...]:
-        """Returns the grid step after each doubling, in proportion to the sum's deviation."""
+        """Returns the grid step after each doubling of the bins.
+
+        Args:
+          times: Number of releases of each bin.
+          bins: Largest number of bins.
+        """
         first, halvings, _ = _steps(self.sigma, self.kinds)
         halved = halvings[times][: bins.bit_length()]
         return tuple(self.resolution * first / 2.0**h for h in halved)

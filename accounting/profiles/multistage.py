@@ -126,7 +126,7 @@ class MultistageProfile(RepeatedProfile):
     def ceiling(self) -> GaussianProfile:
         """Returns the profile of an example that is always drawn.
 
-        Whoever is drawn is known.
+        The attacker knows who else is drawn.
         """
         return GaussianProfile(self.noise_multiplier / self._own() / math.sqrt(self.steps))
 
@@ -288,7 +288,12 @@ class _WorstPair(NamedTuple):
         return max(0.0, float(p.masses(edges)[0] - a * q.masses(edges)[0]))
 
     def spread(self, step: float, tail: float) -> tuple[Spread, float]:
-        """Returns the cells of X >= 1, spread to a grid of `step` in log X, and their drift."""
+        """Returns the cells of X >= 1, spread, and their drift.
+
+        Args:
+          step: Grid step in log X.
+          tail: Largest mass beyond the upper end of the grid.
+        """
         p, q = self.laws()
         low, high = -0.5 * self.own, p.reach(tail)[1]
         top = float(np.logaddexp(0.0, self.log_excess(np.array([high]))[0]))

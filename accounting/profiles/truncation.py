@@ -154,7 +154,7 @@ class TruncatedProfile(Profile):
       profile: The mechanism without the cut; a concrete pair attains its lower end.
       cases: Proved upper bounds, the least rest last.
       log_thinned: Log of the largest share that the cut takes from a weight of the pair's mixture.
-      log_moved: Log of the most by which the cut moves the pair's laws.
+      log_moved: Log of the largest distance that the cut moves the pair's laws.
     """
 
     profile: ComposesWithGaussian
