@@ -186,7 +186,7 @@ class BatchSampler(abc.ABC):
           NotImplementedError: If the sampler states none: its draws are not audited, and its
             guarantee says so.
         """
-        raise NotImplementedError(f"{type(self).__name__} states no law of its rows")
+        raise NotImplementedError(f"{type(self).__name__} has no row_law(): audits skip its draws")
 
     def terms(self) -> dict[str, Any]:
         """Returns the settings that decide the cost, as JSON.
@@ -377,5 +377,5 @@ def stated_law(sampler: BatchSampler) -> RowLaw | None:
 def as_dataclass(sampler: BatchSampler) -> Any:
     """Returns the sampler, typed as a dataclass, or raises TypeError."""
     if not dataclasses.is_dataclass(sampler):
-        raise TypeError(f"{type(sampler).__name__} is a sampler and must be a frozen dataclass")
+        raise TypeError(f"decorate the sampler {type(sampler).__name__} as a frozen dataclass")
     return sampler

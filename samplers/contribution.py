@@ -156,7 +156,9 @@ def cap_contributions(
     keys = np.arange(users.size) if order is None else np.asarray(order)
     keys = keys[:, None] if keys.ndim == 1 else keys
     if keys.ndim != 2 or keys.shape[0] != users.size:
-        raise ValueError(f"order needs one row for each of {users.size} examples: {keys.shape}")
+        raise ValueError(
+            f"order needs one row for each of {users.size} examples, got shape {keys.shape}"
+        )
     labels, user = np.unique(users, return_inverse=True)
     by_user = np.lexsort((*keys.T[::-1], user))
     same = (user[by_user][1:] == user[by_user][:-1]) & np.all(

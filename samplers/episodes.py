@@ -75,7 +75,7 @@ class EpisodeSampler(BatchSampler, abc.ABC):
         if population.tree != self.tree:
             raise ValueError(
                 f"the sampler draws from {self.tree!r}, and the data have "
-                f"{population.tree or 'no tree'}: pass UnitData.of_tree(tree, columns)"
+                f"{population.tree or 'no units'}: pass UnitData.of_tree(tree, columns)"
             )
         return self.unit
 

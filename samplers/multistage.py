@@ -143,10 +143,9 @@ class Multistage(EpisodeSampler):
             return ()
         return (
             f"another {self.tree.shape.names[0]} in the place of a drawn one moves the sum by up "
-            f"to {2 * count} C, against noise of {noise_multiplier:.4g} C: the sum shows who was "
-            "drawn, and drawing them earns little privacy; it earns more if each unit's gradient "
-            "is clipped as one (clipped_level), or with Poisson sampling within units "
-            "(UnitsThenPoisson)",
+            f"to {2 * count} C, against noise of {noise_multiplier:.4g} C, so that drawing "
+            "amplifies little; for more, clip each unit's gradient as one (clipped_level) or use "
+            "Poisson sampling within units (UnitsThenPoisson)",
         )
 
     def row_law(self) -> TreeDraws:

@@ -37,7 +37,7 @@ class Poisson(VariableBatchSampler):
         if self.cycle_length * self.batch_size > self.num_examples:
             raise ValueError(
                 f"cycle_length * batch_size must be at most num_examples = {self.num_examples}, "
-                f"got {self.cycle_length} * {self.batch_size}: a group has no batch_size examples"
+                f"got {self.cycle_length} * {self.batch_size}: reduce either"
             )
 
     @property

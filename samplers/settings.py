@@ -80,7 +80,7 @@ def kind_of(name: str, *, execute: bool = False) -> type[BatchSampler]:
         return _BY_NAME[name]
     module, colon, qualified = name.partition(":")
     if not (module and colon and qualified):
-        raise UnknownSampler(f"there is no sampler {name!a:.60}; there are {', '.join(_BY_NAME)}")
+        raise UnknownSampler(f"unknown sampler {name!a:.60}: choose from {', '.join(_BY_NAME)}")
     if execute:
         try:
             importlib.import_module(module)
@@ -144,10 +144,7 @@ class SamplerSettings(Record):
                 chosen[field.name] = data_values[field.name]
                 needed = field.name in _OF_DATA and field.default is dataclasses.MISSING
                 if data_values[field.name] is None and needed:
-                    raise ValueError(
-                        f"the sampler {self.name} needs {field.name}, which these data have not: "
-                        f"{_NEEDS[field.name]}"
-                    )
+                    raise ValueError(f"the sampler {self.name} needs {_NEEDS[field.name]}")
         return self.sampler(**chosen)
 
     def num_units(self, population: Population) -> int:
@@ -191,8 +188,8 @@ class SamplerSettings(Record):
 
 
 _NEEDS = {
-    "tree": "give them as UnitData.of_tree(UnitTree.from_columns(...), columns)",
-    "max_contributions": "give them as cap_contributions(...).of_examples(columns)",
+    "tree": "data with units: pass UnitData.of_tree(UnitTree.from_columns(...), columns)",
+    "max_contributions": "data with users: pass cap_contributions(...).of_examples(columns)",
 }
 
 

@@ -124,10 +124,10 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         cost = epsilon(self.privacy(noise_multiplier), delta)
         if claimed.upper >= cost.upper:
             return ()
-        verdict = "does not earn that" if claimed.upper < cost.lower else "is not proved to earn it"
+        verdict = "does not hold" if claimed.upper < cost.lower else "is not proved"
         return (
-            f"taken for Poisson, as is common, this shuffled run would claim epsilon "
-            f"{claimed.format_upper()}: shuffling {verdict}",
+            "Poisson accounting, as is common for shuffled batches, would claim epsilon "
+            f"{claimed.format_upper()}, which {verdict} for shuffling",
         )
 
     def row_law(self) -> RandomOrders:

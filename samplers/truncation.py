@@ -192,8 +192,8 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
             )
         if self.accumulates and self.num_shards > 1:
             raise ValueError(
-                'overflow="accumulate" takes as many passes as the fullest shard needs, which who '
-                f"holds one shard does not know: with {self.num_shards} shards, truncate"
+                f'overflow="accumulate" needs num_shards=1, got {self.num_shards}: use '
+                'overflow="truncate", as no shard knows how many passes the fullest one needs'
             )
         self._check_cap()
 

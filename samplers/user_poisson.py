@@ -37,8 +37,8 @@ class UserPoisson(Poisson):
             raise ValueError(f"num_users must be at most {self.num_examples}, got {self.num_users}")
         if self.cycle_length > 1:
             raise ValueError(
-                "cycle_length separates the steps of an example, and not those of a user, whose "
-                f"examples are of several groups: UserPoisson has none, got {self.cycle_length}"
+                f"cycle_length must be 1 for UserPoisson, got {self.cycle_length}: it separates "
+                "the steps of examples, and not of users"
             )
 
     @property
@@ -63,7 +63,7 @@ class UserPoisson(Poisson):
             limit = f"up to {most}" if most else "any number of"
             raise ValueError(
                 f"the sampler draws from at most {self.max_contributions} examples of each user, "
-                f"and in these data a user may hold {limit}: make them by "
+                f"and in these data a user may hold {limit}: pass "
                 "cap_contributions(...).of_examples(columns)"
             )
         if self.num_users is not None and population.num_users not in (None, self.num_users):

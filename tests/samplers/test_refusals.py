@@ -27,14 +27,17 @@ CAPPED = cap_contributions([1, 2], 1)
 
 REFUSED = [
     (lambda: Deterministic(10, 2, num_shards=11), "num_shards must be at most 10, got 11"),
-    (lambda: Poisson(10, 2, num_shards=2, overflow="accumulate"), "with 2 shards, truncate"),
+    (lambda: Poisson(10, 2, num_shards=2, overflow="accumulate"), "needs num_shards=1, got 2"),
     (lambda: Shuffle(2**32, 2**20, num_shards=2), r"at most 2\^31 - 1 for each shard"),
     (lambda: Shuffle(10, 2, num_shards=2).shard_range(2), r"in \[0, 2\)"),
     (lambda: BatchSource(Shuffle(9, 2, num_shards=2), 0, shards=range(1, 3)), "the sampler's 2"),
     (lambda: BatchSource(Shuffle(9, 2, num_shards=4), 0, shards=range(0, 4, 2)), "consecutive"),
     (lambda: BallsAndBins(100, 10, cycle_length=11), "at most the 10 steps of an epoch, got 11"),
     (lambda: Poisson(101, 10, cycle_length=11), r"at most num_examples = 101, got 11 \* 10"),
-    (lambda: UserPoisson(100, 10, max_contributions=3, cycle_length=2), "of several groups"),
+    (
+        lambda: UserPoisson(100, 10, max_contributions=3, cycle_length=2),
+        "must be 1 for UserPoisson, got 2",
+    ),
     (lambda: FullBatch(2**31), r"num_examples must be at most 2\^31 - 1"),
     (lambda: FullBatch(9, 2**31), "a run has at most"),
     (lambda: Multistage(TREE, (2, 3)), r"shop=a has 2 children, fewer than draws\[1\] = 3"),

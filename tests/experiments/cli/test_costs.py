@@ -81,7 +81,7 @@ def test_shuffling_never_costs_what_poisson_does_and_says_what_that_would_claim(
     poisson = upper(command("epsilon", "sampler:poisson", *words))
     cost, *notes = command("epsilon", "sampler:shuffle", *words).splitlines()
     assert float(cost.split("[")[1].split(",")[0]) > 2 * poisson
-    assert any(note.startswith("note: taken for Poisson") for note in notes)
+    assert any(note.startswith("note: Poisson accounting") for note in notes)
 
 
 def test_private_search_costs_more_than_one_run_and_less_than_all(command):

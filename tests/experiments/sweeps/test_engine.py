@@ -345,7 +345,7 @@ def test_runs_go_on_with_their_own_store_wherever_it_lies_and_with_no_other(
             SEEDED + "l2_clip_norm = 1e300\n",
             ".*: l2_clip_norm 1e\\+300 .* rescale the loss",
         ),
-        (SEEDED.replace('"shuffle"', '"user-poisson"'), "user-poisson-.* needs max_contributions"),
+        (SEEDED.replace('"shuffle"', '"user-poisson"'), "user-poisson-.* needs data with users"),
         (
             SEEDED + 'tune = ["learning_rate", "l2_clip_norm"]\n',
             "tune: learning_rate is chosen on validation rows, .* it measures test_error, ",
