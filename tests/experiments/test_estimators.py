@@ -134,6 +134,8 @@ def test_labels_that_are_numbers_need_public_bounds(bounds, message):
 def test_two_fits_with_one_random_state_have_fresh_noise():
     one, other = fitted(), fitted()
     assert not np.array_equal(one.predict_proba(X), other.predict_proba(X))
+    rows = [segment.pop("rows") for fit in (one, other) for segment in fit.guarantee_["segments"]]
+    assert len(set(rows)) == 2  # each run names its own
     assert one.guarantee_ == other.guarantee_
 
 

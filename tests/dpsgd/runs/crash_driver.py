@@ -191,7 +191,10 @@ def assert_sound(out, reference, what):
         sys.exit(f"{what}: steps were taken that are not declared")
     if len({*taken}) < len(taken) or len({*seeds}) < len(seeds):
         sys.exit(f"{what}: steps were drawn twice")
-    if len(history.attempts) > 2 or history.attempts[-1].steps.stop != max(taken)[1] + 1:
+    last = history.attempts[-1]
+    mechanism = last.terms.mechanism
+    ends = last.steps.stop, max(taken)[1] + 1  # full sums are declared after the last drawn step
+    if len(history.attempts) > 2 or ends != (mechanism.num_steps, mechanism.sampler.num_steps):
         sys.exit(f"{what}: {history.attempts}")
     if {path.name for path in out.iterdir()} != {path.name for path in reference.iterdir()}:
         sys.exit(f"{what}: other files are left than of an undisturbed run")
