@@ -1,4 +1,4 @@
-"""The main job in one sitting: prepare data, train with every sampler, compare the guarantees."""
+"""Demo: prepares data, trains with every sampler, compares the guarantees."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ METRICS = ("test_auc", "test_log_loss", "test_predicted_over_observed")
 
 @dataclass(frozen=True)
 class Demo:
-    """Train one click model with every sampler at equal noise; print what each guarantees.
+    """Train one click model with every sampler at equal noise; compare the guarantees.
 
     Attributes:
-      source: Raw Criteo Display Ads file (train.txt[.gz]); by default synthetic rows are made.
-      noise_multiplier: Noise of every run.
-      batch_size: Expected examples in a batch.
-      epochs: Passes over the training rows.
-      rows: Synthetic rows to make.
-      out: Where to keep store and runs; by default a new temporary folder, left for you to look at.
+      source: Raw Criteo Display Ads file (train.txt or .gz). Default: synthetic rows.
+      noise_multiplier: Noise multiplier of every run.
+      batch_size: Expected batch size.
+      epochs: Number of passes over the training rows.
+      rows: Number of synthetic rows to generate.
+      out: Folder for the store and the runs. Default: a new temporary folder, which is kept.
     """
 
     source: Annotated[Path | None, PLACE] = None
@@ -45,19 +45,19 @@ class Demo:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the demo; bad input ends in one clear line and exit status 2."""
+    """Runs the demo; prints bad input's error in one line."""
     words = sys.argv[1:] if argv is None else argv
     return in_one_line("scripts/demo", lambda: run(asked_of(Demo, words, "scripts/demo")))
 
 
 def run(demo: Demo) -> int:
-    """Prepares the data, trains with every sampler, and prints the table."""
+    """Prepares data, trains with every sampler, prints a table."""
     out = demo.out or Path(tempfile.mkdtemp(prefix="dpsgd-demo-"))
     with Console() as console:
-        which = "the rows of your file" if demo.source else f"{demo.rows:,} synthetic rows"
+        rows = "the rows of your file" if demo.source else f"{demo.rows:,} synthetic rows"
         minutes = "" if demo.source else ": one to two minutes on two cores"
         console.line(
-            f"trains one click model on {which} with {len(COMPARED)} samplers at equal noise, each "
+            f"trains one click model on {rows} with {len(COMPARED)} samplers at equal noise, each "
             f"audited first, and compares their guarantees{minutes}"
         )
         source = demo.source

@@ -26,13 +26,14 @@ ALL = "all"
 INDEX = "index.html"
 OF_RUNS = """## Figure 1 of the balls-and-bins paper
 
-It is of training runs, from their sweeps: `dpsgd sweep criteo-display-small STORE --out display`,
-so with `criteo-search-small`, and `dpsgd results display search --plot figure-1.png`.
+This figure shows training runs. Draw it from two sweeps: `dpsgd sweep criteo-display-small STORE
+--out display`, the same with `criteo-search-small` and `--out search`, then
+`dpsgd results display search --plot figure-1.png`.
 """
 
 
 def run(words: Sequence[str]) -> int:
-    """Draws the figure named by the first word.
+    """Draws the figure that the first word names.
 
     Raises:
       ValueError: If an option, the name or the picture's suffix is unknown.
@@ -49,8 +50,8 @@ def run(words: Sequence[str]) -> int:
     require("matplotlib")
     with Console() as console:
         if options.name == ALL:
-            given = [word for word in words if word not in (ALL, str(options.out))]
-            draw_all(options, console, " ".join(["", *given]))
+            page_words = [word for word in words if word not in (ALL, str(options.out))]
+            draw_all(options, console, " ".join(["", *page_words]))
         else:
             outputs.check(options.out, outputs.PICTURES, "OUT", overwrite=True)
             draw(options.name, options.out, options, console)
@@ -58,7 +59,11 @@ def run(words: Sequence[str]) -> int:
 
 
 def figure_of(name: str) -> Any:
-    """Returns the module of a figure."""
+    """Returns the module of a figure.
+
+    >>> figure_of("delta").__name__
+    'experiments.figures.delta'
+    """
     return importlib.import_module(f"experiments.figures.{name}")
 
 
@@ -83,22 +88,22 @@ def draw(name: str, out: Path, options: Options, console: Console) -> list[str |
     file = out.with_name(f"{out.name}.parquet")
     report = lambda line: console.progress(f"{name}: {line}")  # noqa: E731
     table = computed(module.compute, module.jobs(options), file, report)
-    shown: list[str | Cells] = list(module.NOTES)
+    printed: list[str | Cells] = list(module.NOTES)
     if hasattr(module, "lines"):
-        shown += module.lines(table)
+        printed += module.lines(table)
     else:
         for (panel,), points in table.group_by("panel", maintain_order=True):
-            shown += [str(panel), pivot(points.to_dicts())]
-    for item in shown:
+            printed += [str(panel), pivot(points.to_dicts())]
+    for item in printed:
         console.line(item) if isinstance(item, str) else console.table(*item)
     picture = module.draw(table) if hasattr(module, "draw") else draw_layout(table, module.LAYOUT)
     save(picture, out)
     console.line(f"drawn: {out}; points: {file}")
-    return [f"({table['seconds'].sum():.0f} s of CPU time)", *shown]
+    return [f"({table['seconds'].sum():.0f} s of CPU time)", *printed]
 
 
 def draw_all(options: Options, console: Console, words: str = "") -> None:
-    """Draws every figure into a folder, and updates its page after each.
+    """Draws every figure, updating the folder's page after each.
 
     Args:
       options: Options of the command.
@@ -113,8 +118,10 @@ def draw_all(options: Options, console: Console, words: str = "") -> None:
     pictures: dict[str, bytes] = {}
     for name, description in FIGURES.items():
         picture = folder / f"{name}.svg"
-        shown = draw(name, picture, options, console)
-        texts = [escape(item) if isinstance(item, str) else markdown_table(*item) for item in shown]
+        printed = draw(name, picture, options, console)
+        texts = [
+            escape(item) if isinstance(item, str) else markdown_table(*item) for item in printed
+        ]
         heading = f"## {description}\n\n`{PROGRAM} {name}{words}`"
         sections.append("\n\n".join([heading, f"![{description}]({picture.name})", *texts]))
         pictures[picture.name] = picture.read_bytes()
@@ -124,7 +131,7 @@ def draw_all(options: Options, console: Console, words: str = "") -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws a figure; errors of use end in one line and exit status 2."""
+    """Draws a figure; prints usage errors in one line."""
     words = list(sys.argv[1:] if argv is None else argv)
     return in_one_line(PROGRAM, lambda: run(words))
 

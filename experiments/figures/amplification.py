@@ -58,7 +58,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def style(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the style of a curve's kind, in the colour of its p, c or epsilon."""
+    """Returns the style of a curve by kind and colour."""
     return {"color": COLORS[point["color"] or 0], **KINDS.get(point["kind"], {})}
 
 
@@ -81,7 +81,7 @@ LAYOUT = Layout(
 
 
 def jobs(options: Options) -> Iterator[Job]:
-    """Yields the closed forms, a certified penalty, or the simulated errors of an epsilon."""
+    """Yields closed forms, certified penalties and simulated errors."""
     yield {"kind": "exact"}
     for prob in np.geomspace(3e-4, 1.0, 9).tolist():
         yield {"kind": "certified", "sampling_prob": prob}
@@ -147,7 +147,7 @@ def _errors(color: int, draws: int) -> Iterator[dict[str, Any]]:
 
 
 def lines(table: pl.DataFrame) -> Iterator[str | Cells]:
-    """Yields the certified penalties, beside the estimate for many releases."""
+    """Yields certified penalties and estimates for many releases."""
     points = table.filter(kind="certified").select("x", "value").iter_rows()
     yield (
         ["c", "certified", "many releases"],

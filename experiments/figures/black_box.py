@@ -13,7 +13,7 @@ from experiments.figures.drawing import blank, panels
 
 
 def draw(report: BlackBoxReport) -> Figure:
-    """Returns scores of both worlds, the counted event, bound and claim."""
+    """Draws scores of both worlds, the event and bounds."""
     figure = blank(10, 4.2)
     histogram, right = panels(figure, 1, 2, width_ratios=(5, 2))
     proved, claimed = report.epsilon_lower, report.claim.upper

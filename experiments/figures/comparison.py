@@ -39,7 +39,8 @@ def all_samplers(
 ) -> dict[str, BatchSampler]:
     """Returns samplers, by name, for runs of equal sizes.
 
-    Oversize batches take several passes, so that the figures compare the cost of sampling alone.
+    Batches above the padded size take several passes, so that figures compare the cost of sampling
+    alone.
 
     Args:
       num_examples: Number of training examples.
@@ -49,6 +50,9 @@ def all_samplers(
 
     Raises:
       ValueError: If a sampler does not exist, or needs other settings.
+
+    >>> list(all_samplers(1000, batch_size=10, epochs=1))
+    ['deterministic', 'shuffle', 'poisson', 'balls-and-bins']
     """
     samplers = {}
     for name in names:
@@ -61,10 +65,14 @@ def all_samplers(
 
 
 def monte_carlo(bins: int, num_samples: int) -> Profiles:
-    """Returns an estimator of one balls-and-bins epoch: confidence, not proof.
+    """Returns a Monte Carlo estimator of one balls-and-bins epoch.
 
-    It samples other bins: bounds from sampled losses are infinite for delta below the inverse
-    number of samples.
+    Its bounds hold with high confidence and are not proved. It samples the other bins, because
+    bounds from sampled losses are infinite for delta below the inverse number of samples.
+
+    Args:
+      bins: Number of bins, one per step.
+      num_samples: Number of Monte Carlo samples.
     """
     return partial(MonteCarloProfile, bins=bins, num_samples=num_samples, sampled="other bins")
 
@@ -72,7 +80,18 @@ def monte_carlo(bins: int, num_samples: int) -> Profiles:
 def epsilons(
     profiles: Mapping[str, Profiles], delta: float, noise_multiplier: float
 ) -> list[dict[str, Any]]:
-    """Returns each sampler's bound on epsilon at one noise multiplier; samplers may share grids."""
+    """Returns samplers' bounds on epsilon at one noise multiplier.
+
+    Args:
+      profiles: Profiles by the name of the sampler.
+      delta: Delta of the guarantees.
+      noise_multiplier: Noise multiplier sigma.
+
+    >>> sampler = all_samplers(100, 10, 1, ["deterministic"])["deterministic"]
+    >>> [row] = epsilons({"deterministic": sampler.privacy}, 1e-5, 1.0)
+    >>> row["curve"], row["x"], round(row["upper"], 2)
+    ('deterministic', 1.0, 4.38)
+    """
     return [
         {"curve": name, "x": noise_multiplier, **ends(epsilon(profile(noise_multiplier), delta))}
         for name, profile in profiles.items()
@@ -132,7 +151,13 @@ def curves(
 
 
 def style(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a broad line for deterministic batches, whose curve is shuffling's upper bound."""
+    """Returns a broad line for deterministic batches.
+
+    Their curve is also the upper bound of shuffling, which is drawn over it.
+
+    >>> style({"curve": "deterministic"}), style({"curve": "poisson"})
+    ({'lw': 5, 'alpha': 0.35}, {})
+    """
     return {"lw": 5, "alpha": 0.35} if point["curve"] == "deterministic" else {}
 
 
@@ -151,7 +176,13 @@ EQUAL_PRIVACY = {"yscale": "log", "xlabel": f"ε ({TERMS})", "ylabel": "noise mu
 
 
 def draw(points: pl.DataFrame, title: str, *, equal_privacy: bool = False) -> Figure:
-    """Returns a figure of one panel."""
+    """Returns a figure of one panel.
+
+    Args:
+      points: Rows of `experiments.results.points`.
+      title: Title of the panel.
+      equal_privacy: Whether x is epsilon and the bounds are noise multipliers.
+    """
     layout = dataclasses.replace(LAYOUT, size=(7, 5), columns=1)
     if equal_privacy:
         layout = dataclasses.replace(layout, axes={"": EQUAL_PRIVACY})

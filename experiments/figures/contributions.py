@@ -56,7 +56,7 @@ def jobs(options: Options) -> Iterator[Job]:
 
 
 def compute(job: Job) -> list[dict[str, Any]]:
-    """Returns the errors of a sum over the cap: bound, expected and measured."""
+    """Returns bounded, expected and measured errors over the cap."""
     counts = np.unique(ratings.load(job["ratings"]).user, return_counts=True)[1]
     largest, epsilon = float(counts.max()), job["epsilon"]
     best = float(sum_sweet_spot(counts, epsilon))
@@ -81,14 +81,14 @@ def compute(job: Job) -> list[dict[str, Any]]:
 
 
 def lines(table: pl.DataFrame) -> Iterator[str | Cells]:
-    """Yields the best caps, and the errors measured at three caps."""
+    """Yields the best caps and measured errors."""
     rows = []
     for _, points in table.group_by("panel", maintain_order=True):
         [rule], largest = points.filter(curve=RULE).to_dicts(), points["largest"][0]
         best = points.filter(curve=EXACT).sort("value")["x"][0]
         measured = {row["x"]: text(row) for row in points.filter(curve=MEASURED).to_dicts()}
-        shown = [measured[cap] for cap in (10.0, rule["x"], largest)]
+        errors = [measured[cap] for cap in (10.0, rule["x"], largest)]
         cells = [f"{rule['epsilon']:g}", f"{rule['x']:.0f}", f"{rule['rank']}", f"{best:.0f}"]
-        rows.append([*cells, *shown])
+        rows.append([*cells, *errors])
     header = ["epsilon", "cap by the rule", "rank", "best cap"]
     yield [*header, "error at 10", "at the rule's cap", "without a cap"], rows

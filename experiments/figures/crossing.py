@@ -37,7 +37,10 @@ CROSSING, DELTA = (
 
 
 def style(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the colour of a number of steps; a limit is a dashed line without a label."""
+    """Returns the style of a curve by steps.
+
+    Limits are dashed lines without labels.
+    """
     shade = STEPS.index(point["steps"]) / len(STEPS)
     limit = {"ls": "--", "lw": 0.8, "label": None} if point["lower"] is None else {}
     return {"color": mpl.colormaps["viridis"](shade), **limit}
@@ -58,7 +61,7 @@ LAYOUT = Layout(
 
 
 def many_steps(sigma: float, steps: int) -> float:
-    """Returns the limit of epsilon* for many steps; not a bound.
+    """Returns epsilon*'s limit for many steps, not a bound.
 
     It is (m / (2 v) + v / 12) / T, with v and m the variance and third central moment of X_t.
 
@@ -71,7 +74,7 @@ def many_steps(sigma: float, steps: int) -> float:
 
 
 def jobs(options: Options) -> Iterator[Job]:
-    """Yields a noise multiplier and a number of steps at a time."""
+    """Yields noise multipliers with numbers of steps."""
     sizes = (STEPS, NOISE_MULTIPLIERS)
     for steps, sigma in product(
         *(((2, 100), (0.25, 0.5, 1.0, 2.0, 5.0)) if options.small else sizes)
@@ -80,7 +83,7 @@ def jobs(options: Options) -> Iterator[Job]:
 
 
 def compute(job: Job) -> list[dict[str, Any]]:
-    """Bounds the crossing at a noise multiplier and a number of steps.
+    """Bounds the crossing at given noise and steps.
 
     Returns:
       Points of epsilon*, its limit, and balls-and-bins' delta at the upper end; "zero", a certified

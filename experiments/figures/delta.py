@@ -52,7 +52,15 @@ LAYOUT = Layout(
 
 
 def panel_of(run: tuple[str, float, int, float], points: int) -> dict[str, Any]:
-    """Returns the settings that all curves of a panel share."""
+    """Returns the settings that all curves of a panel share.
+
+    Args:
+      run: Entry of `RUNS`.
+      points: Number of values of epsilon.
+
+    >>> panel_of(("Toy", 0.5, 100, 2.0), points=2)["epsilons"]
+    [1.0, 2.0]
+    """
     name, sigma, bins, last = run
     epsilons = [last * (i + 1) / points for i in range(points)]
     panel = f"{name}: σ = {sigma:g}, T = {bins:,}"
@@ -73,7 +81,10 @@ def jobs(options: Options) -> Iterator[Job]:
 
 
 def compute(job: Job) -> list[dict[str, Any]]:
-    """Returns the points of a certified or sampled curve; "value" is the mean of samples."""
+    """Returns the points of a curve, certified or sampled.
+
+    "value" is the mean of samples.
+    """
     name, sigma, bins, xs = (job[key] for key in ("curve", "sigma", "bins", "epsilons"))
     means: list[float | None] = [None] * len(xs)
     if "estimator" in job:

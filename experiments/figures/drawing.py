@@ -51,7 +51,16 @@ STYLE: Any = {
 
 
 def blank(width: float, height: float, title: str = "") -> Figure:
-    """Returns an empty figure; width and height are inches."""
+    """Returns an empty figure.
+
+    Args:
+      width: Width in inches.
+      height: Height in inches.
+      title: Title above all panels.
+
+    >>> blank(6, 4).get_size_inches().tolist()
+    [6.0, 4.0]
+    """
     figure = Figure(figsize=(width, height), layout="constrained")
     if title:
         figure.suptitle(title, fontsize="medium")
@@ -59,13 +68,20 @@ def blank(width: float, height: float, title: str = "") -> Figure:
 
 
 def panels(figure: Figure | SubFigure, rows: int = 1, columns: int = 1, **how: Any) -> list[Axes]:
-    """Returns the axes of new panels in a figure, row by row."""
+    """Adds panels to a figure; returns their axes by row.
+
+    Args:
+      figure: Figure or subfigure.
+      rows: Number of rows.
+      columns: Number of columns.
+      **how: Options of `Figure.subplots`.
+    """
     with mpl.rc_context(STYLE):
         return list(np.ravel(figure.subplots(rows, columns, squeeze=False, **how)))
 
 
 def legend(axes: Axes | Figure | SubFigure, **how: Any) -> None:
-    """Adds a legend; of long labels it shows the ends."""
+    """Adds a legend; long labels lose their beginnings."""
     added = axes.legend(**{"frameon": False, "fontsize": "small", **how})
     for text in added.get_texts():
         if len(text.get_text()) > LONGEST:
@@ -73,7 +89,7 @@ def legend(axes: Axes | Figure | SubFigure, **how: Any) -> None:
 
 
 def label_short(axis: Axis) -> None:
-    """Labels a logarithmic axis of few decades at 1, 2, 5, 10, ..."""
+    """Labels short logarithmic axes at 1, 2, 5, 10, ..."""
     low, high = axis.get_view_interval()
     if axis.get_scale() != "log" or high > 300 * low:
         return
@@ -87,7 +103,9 @@ def draw_curves(
     points: pl.DataFrame,
     style: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda point: {},
 ) -> None:
-    """Draws each curve: values with standard errors, proved bands, and sampled bounds as crosses.
+    """Draws curves of values or bounds.
+
+    Values have error bars, proved bounds a band, and sampled bounds crosses.
 
     Args:
       axes: Axes of the panel.
@@ -97,9 +115,9 @@ def draw_curves(
     palette = cycle(PALETTE[3:] + PALETTE[:3])
     for (curve,), line in points.group_by("curve", maintain_order=True):
         first = line.row(0, named=True)
-        given = style(first)
-        color = given.get("color") or COLORS.get(str(curve)) or next(palette)
-        look = {"label": curve, **given, "color": color}
+        options = style(first)
+        color = options.get("color") or COLORS.get(str(curve)) or next(palette)
+        look = {"label": curve, **options, "color": color}
         xs, lower, upper, value = (line[name] for name in ("x", "lower", "upper", "value"))
         if first["lower"] is None:
             error = line["standard_error"]
@@ -139,17 +157,22 @@ class Layout:
 
 
 def draw_layout(table: pl.DataFrame, layout: Layout) -> Figure:
-    """Returns a figure with the panels of a table."""
+    """Returns a figure with the panels of a table.
+
+    Args:
+      table: Rows of `experiments.results.points`.
+      layout: Layout of the figure.
+    """
     names = table["panel"].unique(maintain_order=True).to_list()
     figure = blank(*layout.size, layout.title)
     all_axes = panels(figure, -(-len(names) // layout.columns), layout.columns)
     for name, axes in zip(names, all_axes, strict=False):
         points = table.filter(panel=name)
         draw_curves(axes, points, layout.style)
-        given = {"title": name, **layout.axes.get("", {}), **layout.axes.get(name, {})}
+        properties = {"title": name, **layout.axes.get("", {}), **layout.axes.get(name, {})}
         with mpl.rc_context(STYLE):
-            axes.set(**given)
-        if given.get("yscale") == "log":
+            axes.set(**properties)
+        if properties.get("yscale") == "log":
             axes.set_yscale("log", nonpositive="mask")
         if layout.floor:
             axes.set_ylim(bottom=points.filter(curve=layout.floor)["lower"].to_numpy().min() / 100)
@@ -164,7 +187,12 @@ def draw_layout(table: pl.DataFrame, layout: Layout) -> Figure:
 
 
 def content(figure: Figure, kind: str) -> bytes:
-    """Returns the figure as a file; equal figures give equal SVGs."""
+    """Returns a figure's file; equal figures give equal SVGs.
+
+    Args:
+      figure: Figure to write.
+      kind: Format: "png", "pdf" or "svg".
+    """
     buffer = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else None
     with mpl.rc_context(STYLE):
@@ -173,7 +201,12 @@ def content(figure: Figure, kind: str) -> bytes:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes the figure atomically, in the format of the suffix."""
+    """Writes a figure atomically, in the format of the suffix.
+
+    Args:
+      figure: Figure to write.
+      path: File: .png, .pdf or .svg.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = content(figure, path.suffix.removeprefix("."))
     write_atomically(path, lambda file: file.write(picture))

@@ -71,7 +71,7 @@ LAYOUT = Layout(
 
 
 def jobs(options: Options) -> Iterator[Job]:
-    """Yields the cost at a noise multiplier, or the runs of one, at a time."""
+    """Yields costs and runs by noise multiplier."""
     sigmas = (0.5, 2.0) if options.small else NOISE_MULTIPLIERS
     shared = {"images": options.images, "num_classes": options.num_classes, "steps": STEPS}
     for sigma in sigmas:
@@ -95,7 +95,7 @@ def _setup(images: Path | None, num_classes: int | None, steps: int) -> tuple[An
 
 
 def compute(job: Job) -> list[dict[str, Any]]:
-    """Returns the costs at a noise multiplier, or the mean accuracy of its runs."""
+    """Returns a noise multiplier's costs or mean accuracy."""
     task, data, sampler = _setup(job["images"], job["num_classes"], job["steps"])
     if job["panel"] == COST:
         return [
@@ -127,8 +127,8 @@ def _costs(sampler: Multistage, sigma: float) -> Iterator[dict[str, Any]]:
     yield {"curve": "one image", **ends(epsilon(sampler.privacy(sigma), DELTA))}
     theorem = PublishedTheorem3(sigma, steps, draws, path).estimate_epsilon(DELTA)
     yield {"curve": UNSOUND, "value": theorem.value}
-    whole = replace(sampler, protected_level=1).privacy(sigma)
-    yield {"curve": "a task", **ends(epsilon(whole, DELTA))}
+    task_profile = replace(sampler, protected_level=1).privacy(sigma)
+    yield {"curve": "a task", **ends(epsilon(task_profile, DELTA))}
     one_class = MultistageProfile(sigma, steps, draws[1:2], path[1:2], clipped_level=0)
     lower = epsilon(one_class, DELTA).lower
     yield {"curve": "a class, of one task: at least", "value": lower}

@@ -41,7 +41,10 @@ LAYOUT = Layout((13, 9.2), 3, AXES, "one epoch", legend=BELOW)
 
 
 def jobs(options: Options) -> Iterator[Job]:
-    """Yields a curve at a time; an estimator takes as many samples as its CPU seconds allow."""
+    """Yields one job per curve.
+
+    Each estimator takes samples for a fixed number of CPU seconds.
+    """
     points, seconds = (5, 1.0) if options.small else (8, 5.0)
     for run in ((0.35, 1_000, 12.0), (0.5, 4_492, 8.0)):
         for name, estimators in PANELS.items():

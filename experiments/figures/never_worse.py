@@ -62,8 +62,11 @@ def compute(job: Job) -> list[dict[str, Any]]:
         below = points and points[-1]["sign"] == "."
         if not below and poisson.delta(epsilon, 1e-2).upper >= FLOOR:
             order = compare(bins, poisson, epsilon)
-            other = {"poisson_lower": order.second.lower, "poisson_upper": order.second.upper}
-            point |= {**ends(order.first), **other, "sign": "?><"[order.sign]}
+            poisson_bounds = {
+                "poisson_lower": order.second.lower,
+                "poisson_upper": order.second.upper,
+            }
+            point |= {**ends(order.first), **poisson_bounds, "sign": "?><"[order.sign]}
         points.append(point)
     return points
 
@@ -87,7 +90,7 @@ def lines(table: pl.DataFrame) -> Iterator[str | Cells]:
 
 
 def draw(table: pl.DataFrame) -> Figure:
-    """Returns a panel for each data set and number of epochs."""
+    """Draws a panel for each data set and epochs."""
     figure = blank(11, 7, f"largest ε where balls-and-bins costs more; colour: δ there ({TERMS})")
     all_axes = panels(figure, 2, 2)
     groups = table.group_by("panel", maintain_order=True)

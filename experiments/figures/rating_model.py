@@ -86,7 +86,7 @@ LAYOUT = Layout(
 
 
 def jobs(options: Options) -> Iterator[Job]:
-    """Yields the curves of the exponential mechanism, or one of DP-SGD, at a time."""
+    """Yields jobs of the exponential mechanism and DP-SGD."""
     shared: dict[str, Any] = {"ratings": options.ratings, "seeds": options.num_seeds}
     shared["caps"] = SMALL_CAPS if options.small else CAPS
     for panel, (model, epsilons) in MODELS.items():
@@ -108,7 +108,7 @@ def _study(panel: str, path: Path | None, caps: tuple[int, ...]) -> tuple[Any, S
 
 
 def compute(job: Job) -> list[dict[str, Any]]:
-    """Returns the points of curves over the cap, each with its kind and epsilon."""
+    """Returns points over the cap with kind and epsilon."""
     model, study = _study(job["panel"], job["ratings"], tuple(job["caps"]))
     if job["kind"] != "law":
         return [{"panel": job["panel"], **point} for point in _runs(model, study, job)]
@@ -162,17 +162,17 @@ def _runs(model: Any, study: Study, job: Job) -> Iterator[dict[str, Any]]:
         if chosen
         else [[cap] * len(seeds) for cap in study.caps]
     )
-    for drawn in caps:
+    for run_caps in caps:
         errors = [
-            study.test_error(sigma, cap, seed) for cap, seed in zip(drawn, seeds, strict=True)
+            study.test_error(sigma, cap, seed) for cap, seed in zip(run_caps, seeds, strict=True)
         ]
         error = float(np.std(errors, ddof=1) / math.sqrt(len(errors)))
         value = {"value": float(np.mean(errors)), "standard_error": error}
-        yield {**point, "x": float(np.median(drawn)), **value}
+        yield {**point, "x": float(np.median(run_caps)), **value}
 
 
 def lines(table: pl.DataFrame) -> Iterator[str | Cells]:
-    """Yields the points of each panel, and the cost of each run."""
+    """Yields points of panels and costs of runs."""
     for (panel,), points in table.group_by("panel", maintain_order=True):
         yield str(panel)
         yield pivot(points.sort("x", maintain_order=True).to_dicts(), corner="cap")

@@ -123,7 +123,7 @@ class Fit:
         return by_decile(self.probabilities, self.scores.labels)
 
     def categories(self) -> list[Group]:
-        """Returns the rows grouped by the largest categories of the column."""
+        """Groups the rows by the column's largest categories."""
         return by_category(self.scores.ids, self.probabilities, self.scores.labels, self.texts)
 
 
@@ -179,7 +179,13 @@ def cost(fits: Iterable[Fit], twin: Fit) -> Cells:
 
 
 def groups(what: str, found: Iterable[Group], *, intervals: bool = True) -> Cells:
-    """Returns the table of predicted and observed positives by group."""
+    """Returns the table of predicted and observed positives by group.
+
+    Args:
+      what: Heading of the column of groups.
+      found: Groups of rows.
+      intervals: Whether to include Wilson's 95 % intervals of the observed rates.
+    """
     columns: dict[str, Callable[[Group], str]] = {
         what: lambda group: group.name,
         "rows": lambda group: f"{group.rows:,}",
@@ -237,7 +243,12 @@ def draw(fits: Sequence[Fit], twin: Fit | None = None, *, bins: int = 15) -> Fig
 
 
 def differences(run: FinishedRun, twin: FinishedRun) -> list[str]:
-    """Returns the differences of two runs beside noise and clipping, in words."""
+    """Lists differences between two runs, except noise and clipping.
+
+    Args:
+      run: Private run.
+      twin: Run without privacy.
+    """
     rows = [row_of("", x) for x in (run, twin)]
     sizes = [dict(x.task["description"].get("model_sizes", {})) for x in (run, twin)]
     pairs = {name: [row[name] for row in rows] for name in _COMPARED}

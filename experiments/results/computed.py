@@ -48,7 +48,11 @@ def code_digest() -> str:
 
 
 def specification_digest(compute: Compute, job: Job) -> str:
-    """Returns the SHA-256 of a job, of the content of its input files, and of its function's name.
+    """Returns the SHA-256 of a job and its input files.
+
+    Args:
+      compute: Function that computes the rows; its name is part of the digest.
+      job: Settings of the computation.
 
     Raises:
       OSError: If an input file cannot be read.
@@ -69,9 +73,10 @@ def computed(
     file: Path,
     progress: Callable[[str], None] = lambda line: None,
 ) -> pl.DataFrame:
-    """Returns the rows of all jobs, in order, from `file` or computed on all processors.
+    """Returns the rows of all jobs, cached in a file.
 
-    The file is written after every job, so that an interrupted computation continues.
+    Missing rows are computed on all processors. The file is written after every job, so an
+    interrupted computation continues.
 
     Args:
       compute: Function that computes the rows of one job; pickled.

@@ -55,7 +55,7 @@ def draw(views: Sequence[View], title: str = "", *, columns: int = 2) -> Figure:
 
 
 def draw_rows(rows: Sequence[tuple[str, Sequence[View]]]) -> Figure:
-    """Returns a figure with one row per title and its views."""
+    """Returns a figure with one row of panels per title."""
     num_columns = max(len(views) for _, views in rows)
     figure = blank(0.6 + 4.8 * num_columns, 4.2 * len(rows))
     subfigures = figure.subfigures(len(rows), 1, squeeze=False).ravel()
@@ -103,9 +103,9 @@ def draw_view(figure: Figure | SubFigure, view: View) -> None:
     draw_curves(main, lines, lambda point: styles[point["curve"]])
     if view.x == CERTIFIED:
         for p in points:
-            ends = [p["epsilon_lower"], p[CERTIFIED]]
+            interval = [p["epsilon_lower"], p[CERTIFIED]]
             color = styles[p["curve"]]["color"]
-            main.plot(ends, [p["value"] or math.nan] * 2, color=color, lw=3, alpha=0.4)
+            main.plot(interval, [p["value"] or math.nan] * 2, color=color, lw=3, alpha=0.4)
     _hatch(main, view)
     if named:
         main.set_xticks(range(len(places)), places, fontsize="small")
@@ -134,10 +134,14 @@ def _hatch(axes: Axes, view: View) -> None:
 
 
 def composite_scale(joint: float):
-    """Returns (forward, inverse) of a scale that is linear above `joint`.
+    """Returns a scale, linear above `joint`, and its inverse.
 
-    Below it the scale is joint (1 + log(x / joint)). Value and slope agree at the joint, so a
+    Below `joint` the scale is joint (1 + log(x / joint)). Value and slope agree at `joint`, so a
     smooth curve stays smooth.
+
+    >>> forward, inverse = composite_scale(1.0)
+    >>> float(forward(2.0)), round(float(inverse(forward(0.1))), 12)
+    (2.0, 0.1)
     """
 
     def forward(x):

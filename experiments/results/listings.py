@@ -19,7 +19,12 @@ Columns = Mapping[str, Callable[[Row], str] | None]
 
 
 def listed(table: Table, columns: Columns) -> Cells:
-    """Returns a table with a row per run."""
+    """Returns a printed table with one row per run.
+
+    Args:
+      table: Table of runs.
+      columns: Function that prints each column, by heading; None leaves the column out.
+    """
     included = {name: show for name, show in columns.items() if show is not None}
     return list(included), [[show(row) for show in included.values()] for row in table.rows]
 
@@ -45,7 +50,12 @@ def cell(name: str, null: str = "", form: str = "") -> Callable[[Row], str]:
 
 
 def glance(table: Table, headline: Headline) -> Cells:
-    """Returns runs as rows with epsilon and the headline metric."""
+    """Returns runs as rows with epsilon and the headline metric.
+
+    Args:
+      table: Table of runs.
+      headline: Metric to show.
+    """
 
     def epsilon(row: Row) -> str:
         return "no guarantee" if row[CERTIFIED] is None else f"≤ {report.guaranteed(row)}"
@@ -73,7 +83,7 @@ def overview(table: Table, columns: Sequence[str]) -> Cells:
     """
     table.check_columns(columns)
     varied = [name for name in table.varied() if name not in ("task", "sampler", *PRIVACY)]
-    shown: Columns = {
+    columns_by_heading: Columns = {
         "run": cell("run"),
         "sampler": cell("sampler"),
         **{axis(name).symbol: cell(name) for name in varied},
@@ -83,7 +93,7 @@ def overview(table: Table, columns: Sequence[str]) -> Cells:
         **{report.label(name): cell(name) for name in columns},
         "seconds": cell("seconds", "secret", ".1f"),
     }
-    return listed(table, shown)
+    return listed(table, columns_by_heading)
 
 
 def caption(table: Table) -> str:
@@ -93,6 +103,6 @@ def caption(table: Table) -> str:
 
 
 def by_task(table: Table) -> list[Table]:
-    """Returns a table for each task, as only its metrics compare."""
+    """Splits a table by task: only one task's metrics compare."""
     tasks = dict.fromkeys(row["task"] for row in table.rows)
     return [table.where(task=task).measured() for task in tasks]

@@ -31,7 +31,9 @@ class Headline:
     def choose(
         cls, table: Table, name: str | None = None, better: Better | None = None
     ) -> Headline:
-        """Returns the named metric, by default the task's own, or the first.
+        """Chooses the named metric, or by default the task's own.
+
+        If the runs lack the task's metric, the default is their first.
 
         Args:
           table: Table of runs.
@@ -45,7 +47,7 @@ class Headline:
         if name is not None and name not in metrics:
             raise ValueError(f"unknown metric {name!r}; choose of {', '.join(metrics) or 'none'}")
         if not metrics:
-            raise ValueError("the task has no metrics, so that there is nothing to compare")
+            raise ValueError("the task measures no metrics, so runs cannot be compared")
         chosen = str(name or (task_metric if task_metric in metrics else metrics[0]))
         direction = next(iter(table.values("better")), None) if chosen == task_metric else None
         return cls(chosen, better or (direction if direction in ("higher", "lower") else None))
@@ -82,11 +84,23 @@ class Headline:
         return -undefined, -math.inf if value is None else sign * value
 
     def on_split(self, split: str, metrics: Iterable[str]) -> Headline | None:
-        """Returns the same metric on another split, or None if not measured."""
+        """Returns the metric on another split; None if unmeasured.
+
+        Args:
+          split: Name of the split.
+          metrics: Names of the measured metrics.
+
+        >>> Headline("test_auc").on_split("validation", ["validation_auc"]).name
+        'validation_auc'
+        """
         name = f"{split}_{self.name.partition('_')[2]}"
         return Headline(name, self.better) if name in metrics else None
 
     def beside(self, metrics: Iterable[str]) -> list[str]:
-        """Returns this metric's name, and the others on the same rows."""
-        others = [n for n in metrics if n != self.name and Headline(n).split == self.split]
-        return [self.name, *others]
+        """Returns this metric and others on its split.
+
+        >>> Headline("test_auc").beside(["test_auc", "train_auc", "test_log_loss"])
+        ['test_auc', 'test_log_loss']
+        """
+        further_names = [n for n in metrics if n != self.name and Headline(n).split == self.split]
+        return [self.name, *further_names]

@@ -32,11 +32,12 @@ Runs = Mapping[str, FinishedRun]
 
 MEANING = (
     "An interval contains the true epsilon of the mechanism that ran, with the sampler that drew "
-    "its batches; its upper end is proved and is the guarantee. To replace one unit of the "
-    "training data by one whose gradient is zero changes the law of the trained parameters by no "
-    "more than that, at the stated delta. The attack advantage is the true positive rate minus the "
-    "false positive rate of the best membership attack, which knows everything but whether the "
-    "unit was there; with a fair prior it is right with probability (1 + advantage) / 2."
+    "its batches; its upper end is proved and is the guarantee: replacing one unit of the training "
+    "data by a unit whose gradient is zero changes the distribution of the trained parameters by "
+    "at most this epsilon, at the stated delta. The attack advantage is the true positive rate "
+    "minus the false positive rate of the best membership attack, which knows everything except "
+    "whether the unit was used. If that is equally likely either way, the attack is right with "
+    "probability (1 + advantage) / 2."
 )
 
 TERMS: listings.Columns = {
@@ -81,12 +82,9 @@ def page(
         raise ValueError("name at least one run or sweep")
     sweeps = {path: engine.read(path) for path in dict.fromkeys(paths) if engine.is_sweep(path)}
     if headline is not None:
-        sweeps = {path: one.showing(headline, better) for path, one in sweeps.items()}
+        sweeps = {path: summary.showing(headline, better) for path, summary in sweeps.items()}
     runs, _ = finished_runs(path for path in paths if path not in sweeps)
-    names = [*runs, *(folder.name for folder in sweeps)]
-    counts = ((len(runs), "run"), (len(sweeps), "sweep"))
-    counted_nouns = " and ".join(counted(count, noun) for count, noun in counts if count)
-    title = title or f"Private training: {names[0] if len(names) == 1 else counted_nouns}"
+    title = title or f"Private training: {_subject(runs, sweeps)}"
     table = Table.collect(runs) if runs else None
     rows_of_runs = table.rows if table else []
     figures: dict[str, bytes] = {}
@@ -109,14 +107,7 @@ def page(
         terms=listings.listed(table, TERMS) if table else (),
         curves=bool(priced),
         notes=_notes(rows_of_runs),
-        sweeps=[
-            {
-                "summary": summary,
-                "figure": _sweep_figure(summary, f"sweep{number}.svg", figures),
-                "command": _sweep_command(folder / engine.ASKED, summary.task, folder),
-            }
-            for number, (folder, summary) in enumerate(sweeps.items(), 1)
-        ],
+        sweeps=_sweep_sections(sweeps, figures),
         not_covered=dict.fromkeys(not_covered),
         commands=[_command(name, run) for name, run in runs.items()],
         changed=_changed(runs),
@@ -125,28 +116,38 @@ def page(
     return Page(title, text, figures)
 
 
+def _subject(runs: Runs, sweeps: Mapping[Path, Summary]) -> str:
+    """Returns the name of a single run or sweep, else their numbers."""
+    names = [*runs, *(folder.name for folder in sweeps)]
+    counts = ((len(runs), "run"), (len(sweeps), "sweep"))
+    counted_nouns = " and ".join(counted(count, noun) for count, noun in counts if count)
+    return names[0] if len(names) == 1 else counted_nouns
+
+
 def _groups(
     table: Table, headline: str | None, better: Better | None, figures: dict[str, bytes]
 ) -> list[dict[str, Any]]:
     """Returns the content for the runs of each task, as only its metrics compare."""
     groups: list[dict[str, Any]] = []
     tables = listings.by_task(table)
-    for number, part in enumerate(tables, 1):
-        chosen = Headline.choose(part, headline, better)
-        view = View(part, CERTIFIED, chosen, by=("run",))
+    for number, task_table in enumerate(tables, 1):
+        chosen = Headline.choose(task_table, headline, better)
+        view = View(task_table, CERTIFIED, chosen, by=("run",))
         dots = {f"{p['x']:.3g}" for p in view.points if p["x"] and p["value"] is not None}
         name = f"quality{number if len(tables) > 1 else ''}.svg" if len(dots) > 1 else ""
         if name:
             figures[name] = content(draw([view]), "svg")
-        measured = [n for n in part.metrics if not part.frame[n].dtype.is_integer()]
-        widths = [(row[CERTIFIED] or 0) > 1.05 * (row["epsilon_lower"] or 0) for row in part.rows]
+        measured = [n for n in task_table.metrics if not task_table.frame[n].dtype.is_integer()]
+        widths = [
+            (row[CERTIFIED] or 0) > 1.05 * (row["epsilon_lower"] or 0) for row in task_table.rows
+        ]
         groups.append(
             {
-                "task": part.rows[0]["task"] or "without a name",
-                "table": part,
+                "task": task_table.rows[0]["task"] or "without a name",
+                "table": task_table,
                 "headline": chosen,
                 "others": chosen.beside(measured)[1:],
-                "diverged": part.diverged,
+                "diverged": task_table.diverged,
                 "figure": name,
                 "bars": any(widths),
                 "without": None in view.xs,
@@ -216,6 +217,20 @@ def predictions(
     return render("predictions.md.jinja", clicks=clicks, **context)
 
 
+def _sweep_sections(
+    sweeps: Mapping[Path, Summary], figures: dict[str, bytes]
+) -> list[dict[str, Any]]:
+    """Returns the content of each sweep; adds their pictures to `figures`."""
+    return [
+        {
+            "summary": summary,
+            "figure": _sweep_figure(summary, f"sweep{number}.svg", figures),
+            "command": _sweep_command(folder / engine.ASKED, summary.task, folder),
+        }
+        for number, (folder, summary) in enumerate(sweeps.items(), 1)
+    ]
+
+
 def _sweep_figure(summary: Summary, name: str, figures: dict[str, bytes]) -> str:
     if all(len(view.points) < 2 for view in summary.views):
         return ""
@@ -248,7 +263,7 @@ def _changed(runs: Runs) -> list[str]:
         noun = f"runs of {task}" if len(tasks) > 1 else "runs"
         if changed:
             listed = ", ".join(changed)
-            lines.append(f"Not alike in all {noun} above, from beginning to end: {listed}.")
+            lines.append(f"These differ among the {noun} above, or changed during one: {listed}.")
     return lines
 
 

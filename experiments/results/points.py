@@ -28,16 +28,20 @@ SCHEMA = {
 }
 """Columns of points: a value with its standard error, or bounds with their confidence."""
 SPECIFICATION, CODE = "specification_sha256", "code_sha256"
-"""Columns of the digests of what a row was computed from, in all tables."""
+"""Columns of the digests of a row's settings and code, in all tables."""
 
 
 def ends(bound: Bound) -> dict[str, float]:
-    """Returns the columns of a bound."""
+    """Returns the columns of a bound.
+
+    >>> ends(Bound(0.5, 0.75))
+    {'lower': 0.5, 'upper': 0.75, 'confidence': 1.0}
+    """
     return {"lower": bound.lower, "upper": bound.upper, "confidence": bound.confidence}
 
 
 def collect(*tables: pl.DataFrame | Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-    """Returns rows and tables as one table, with all columns of `SCHEMA`."""
+    """Joins rows and tables to one with `SCHEMA`'s columns."""
     frames = [pl.DataFrame(schema=SCHEMA)]
     for table in tables:
         rows = table if isinstance(table, pl.DataFrame) else list(table)
@@ -46,7 +50,9 @@ def collect(*tables: pl.DataFrame | Iterable[Mapping[str, Any]]) -> pl.DataFrame
 
 
 def text(point: Mapping[str, Any]) -> str:
-    """Returns a point for people: a bound rounded outward, or a value with its standard error.
+    """Prints a point: a bound rounded outward, or a mean.
+
+    A mean has its standard error and the number of diverged runs, if known.
 
     >>> text({"value": 0.72, "standard_error": 0.00577, "runs": 3, "undefined": 1})
     '0.7200 ± 0.0058 (1 of 4 diverged)'
@@ -72,7 +78,7 @@ def pivot(
     corner: str = "",
     curves: Iterable[str] = (),
 ) -> Cells:
-    """Returns a table with a row per x and a column per curve.
+    """Returns a table: rows by x, columns by curve.
 
     >>> pivot([{"x": 1, "curve": "a", "value": 0.5}, {"x": 2, "curve": "b", "value": 0.25}])
     (['', 'a', 'b'], [['1', '0.5000', ''], ['2', '', '0.2500']])
@@ -82,7 +88,7 @@ def pivot(
       show: Text of a point.
       name: Text of an x.
       corner: Heading of the first column.
-      curves: Order of the columns; by default that of the points.
+      curves: Order of the columns; by default the order of the points.
     """
     cells = {(point["x"], point["curve"]): show(point) for point in points}
     columns = dict.fromkeys([*curves, *(curve for _, curve in cells)])

@@ -52,7 +52,12 @@ def templates() -> jinja2.Environment:
 
 
 def render(template: str, **context: Any) -> str:
-    """Returns Markdown of a page, or a part of one, from a template."""
+    """Renders a template to Markdown.
+
+    Args:
+      template: File name in the folder `templates`.
+      **context: Values of the template's variables.
+    """
     text = templates().get_template(template).render(**context)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -61,7 +66,7 @@ class _Renderer(RendererHTML):
     """Renderer with pictures inside the page, captions, and tables that scroll alone."""
 
     def image(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        """Returns a picture as a figure; an unknown picture stays text."""
+        """Returns a picture as a figure; unknown ones as text."""
         token = tokens[idx]
         name = str(token.attrs["src"])
         if name not in env["figures"]:
@@ -74,12 +79,12 @@ class _Renderer(RendererHTML):
         )
 
     def blockquote_open(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        """Returns the opening tag of a guarantee, or of its absence."""
+        """Returns a guarantee's opening tag, marked if void."""
         void = any(VOID in token.content for token in tokens[idx : idx + 3])
         return '<blockquote class="void">\n' if void else "<blockquote>\n"
 
     def table_open(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        """Returns a table's opening tag, and labels its cells by columns."""
+        """Returns a table's opening tag; labels its cells."""
         following = tokens[idx:]
         stop = next(i for i, token in enumerate(following) if token.type == "table_close")
         names = [following[i + 1].content for i in range(stop) if following[i].type == "th_open"]
@@ -95,7 +100,7 @@ class _Renderer(RendererHTML):
 
 
 def document(page: Page) -> str:
-    """Returns the page as one HTML document, with all text escaped."""
+    """Renders a page to one HTML document, escaping all text."""
     markdown = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer).enable("table")
     body = markdown.render(page.markdown, {"figures": page.figures})
     # A figure is a block of its own, which HTML does not allow inside a paragraph.

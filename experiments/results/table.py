@@ -143,7 +143,7 @@ class Table:
         return cls(frame, metrics)
 
     def write(self, path: Path) -> None:
-        """Writes the table as CSV or Parquet, by the suffix of `path`."""
+        """Writes the table as CSV or Parquet, by suffix."""
         if path.suffix == ".csv":
             lists = pl.col("notes", "not_covered").cast(pl.List(pl.String)).list.join("; ")
             text = self.frame.with_columns(lists).write_csv()
@@ -153,7 +153,11 @@ class Table:
         write_atomically(path, lambda file: self.frame.write_parquet(file, metadata=metadata))
 
     def where(self, **values: Any) -> Table:
-        """Returns the rows whose columns have these values, or one of a list."""
+        """Selects rows by values of columns.
+
+        Args:
+          **values: Value of each column; a list allows several values.
+        """
         conditions = [
             pl.col(name).is_in(value) if isinstance(value, list) else pl.col(name).eq_missing(value)
             for name, value in values.items()
@@ -177,7 +181,7 @@ class Table:
         return [r["run"] for r in self.rows if any(r[name] != r[name] for name in self.metrics)]
 
     def values(self, name: str) -> list[Any]:
-        """Returns the distinct values of a column, without null, in order."""
+        """Returns a column's distinct values without null, in order."""
         return self.frame[name].drop_nulls().unique(maintain_order=True).to_list()
 
     def check_columns(self, names: Iterable[str]) -> None:
@@ -235,7 +239,12 @@ def read(paths: Sequence[Path]) -> tuple[Table, list[Path]]:
 
 
 def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
-    """Returns the table row of a finished run, without `data`."""
+    """Returns the table row of a finished run, without `data`.
+
+    Args:
+      name: Name of the run in the table.
+      run: Finished run.
+    """
     record, sampler, description = run.record, run.spec.sampler, run.task["description"]
     options = {k: v for k, v in run.spec.options().items() if k != "sampler"}
     task_settings = {k: v for k, v in dict(run.task["settings"]).items() if k not in COLUMNS}
@@ -316,7 +325,7 @@ def finished_runs(paths: Iterable[Path]) -> tuple[dict[str, FinishedRun], list[P
     for path in dict.fromkeys(paths):
         folders = [folder for folder in _folders(path) if (folder / "config.json").is_file()]
         if not folders:
-            raise FileNotFoundError(f"{path} is not the directory of a run, nor does it hold any")
+            raise FileNotFoundError(f"{path} is not the directory of a run and contains none")
         for folder in folders:
             if len(folders) > 1 and not (folder / "report.json").is_file():
                 unfinished.append(folder)

@@ -40,9 +40,10 @@ def axis(name: str) -> Axis:
 
 
 def repeats(name: str) -> dict[str, pl.Expr]:
-    """Returns mean, standard error and counts over independent runs; NaN is a diverged run.
+    """Returns expressions of mean, standard error and counts.
 
-    The standard error is null for a single run.
+    They aggregate a column over independent runs, where NaN is a diverged run. The standard error
+    of a single run is null.
     """
     column = pl.col(name).cast(pl.Float64)
     defined = column.filter(column.is_not_nan())
@@ -55,10 +56,17 @@ def repeats(name: str) -> dict[str, pl.Expr]:
 
 
 def differ(first: Row, second: Row) -> bool:
-    """Returns True if Welch's t-test at `LEVEL` distinguishes the means of two points.
+    """Tests if two means differ, by Welch's t-test at `LEVEL`.
 
-    Single runs never differ. With three runs, two standard errors are little: equal means are as
-    far apart one time in eight.
+    Single runs never differ. The distance in standard errors would mislead: of three runs each,
+    equal means are two standard errors apart one time in eight.
+
+    Args:
+      first: Point with the columns of `repeats`.
+      second: Other point.
+
+    >>> differ({"value": 0.5, "standard_error": None}, {"value": 0.9, "standard_error": None})
+    False
     """
     errors = first["standard_error"], second["standard_error"]
     if None in errors:
@@ -108,18 +116,19 @@ class View:
 
     @property
     def judge(self) -> Headline:
-        """Metric that chooses tuned settings: on validation rows, if measured there."""
+        """Metric that chooses tuned settings, on validation rows if measured."""
         return self.headline.on_split("validation", self.table.metrics) or self.headline
 
     @cached_property
     def points(self) -> tuple[dict[str, Any], ...]:
-        """Points curve by curve, ascending in x, runs without privacy (x is None) last.
+        """Points by curve and ascending x.
 
-        Beside the columns of `repeats`, a point has its "curve", "x", "tuned" settings, names of
-        "members", largest "noise_multiplier", the interval of each single run's epsilon (None if
-        one has no guarantee), "exceeds" (a run costs more than the target that chose its noise),
-        "optimistic" (noise by epsilon's lower end), its curve's "family" without that, and its
-        "sampler", None if its curve has further words.
+        Runs without privacy (x is None) are last. Beside the columns of `repeats`, a point has its
+        "curve", "x", "tuned" settings, names of "members", largest "noise_multiplier", the interval
+        of a single run's epsilon (None if one has no guarantee), "exceeds" (a run costs more than
+        the target that chose its noise), "optimistic" (noise chosen by epsilon's lower end), the
+        "family" of its curve regardless of "optimistic", and its "sampler", None if the label of
+        its curve has further words.
         """
         sigma, upper = pl.col("noise_multiplier"), pl.col(CERTIFIED)
         certified = upper.is_not_null().all()
@@ -175,12 +184,12 @@ class View:
 
     @property
     def insecure(self) -> bool:
-        """True if seeds are recorded, so that no run has a guarantee."""
+        """True if seeds are recorded: no run has a guarantee."""
         return bool(self.table.values("insecure_seed"))
 
     @property
     def terms(self) -> str:
-        """Terms of its epsilons: delta, adjacency, unit; or the reason for none."""
+        """Delta, adjacency and unit of epsilons, or `VOID`."""
         if self.insecure:
             return VOID
         runs = {run for p in self.points if p[CERTIFIED] is not None for run in p["members"]}
@@ -209,7 +218,9 @@ class View:
         return labels
 
     def tables(self, *, intervals: bool = False) -> dict[str, Cells]:
-        """Returns tables by title, one row per x, one column per curve.
+        """Returns tables by title, with rows by x.
+
+        Columns are curves.
 
         Args:
           intervals: True to print epsilon as an interval, False for its upper end alone.
@@ -250,8 +261,9 @@ class View:
         return written(point["value"], self.headline.name) if single else text(point)
 
     def verdicts(self) -> list[str]:
-        """Returns, for each epsilon, the best curve and those not distinguishable from it.
+        """Returns the best curves for each epsilon.
 
+        Curves that a test does not distinguish from the best are listed beside it.
         Single runs, which show no spread, have no verdict.
         """
         repeated = any(len(point["members"]) > 1 for point in self.points)
@@ -273,10 +285,10 @@ class View:
             elif self.insecure:
                 place = f"at the noise of epsilon {x:g} ({VOID})"
             elif any(point["exceeds"] for point in points):
-                place = f"at epsilon {x:g} (which a run exceeds: see the table)"
+                place = f"at epsilon {x:g} (exceeded by a run, see the table)"
             else:
                 place = f"at epsilon {x:g}"
-            alike = f"; not told from it (Welch's t-test, {LEVEL:.0%}): {', '.join(near)}"
+            alike = f"; not significantly worse (Welch's t-test, {LEVEL:.0%}): {', '.join(near)}"
             verdicts.append(f"{place}: {best['curve']} ({text(best)}){alike if near else ''}")
         return verdicts
 
@@ -311,9 +323,13 @@ def _word(name: str, row: Row, own_settings: bool) -> str:
 
 
 def written(value: Any, name: str = "") -> str:
-    """Returns a value of the column `name` for people; empty for null.
+    """Prints a value of a column; null is empty.
 
     Ends of intervals are rounded outward: no bound is printed tighter than proved.
+
+    Args:
+      value: Value of the column.
+      name: Name of the column.
 
     >>> written(0.30000000000000004), written(None)
     ('0.3', '')

@@ -58,13 +58,17 @@ def product(axes: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     Raises:
       ValueError: If an axis has no value or a repeated one, or a sampler is unknown, names a size
         or has an invalid setting.
+
+    >>> axes = {"sampler": ["poisson", "shuffle"], "noise_multiplier": 0.5}
+    >>> [options["sampler"].name for options in product(axes, "sweep.toml")]
+    ['poisson', 'shuffle']
     """
     lists = {
         name: values if isinstance(values, list) else [values] for name, values in axes.items()
     }
     for name, values in lists.items():
         if not values:
-            raise ValueError(f"{where}: {name} needs a value at least")
+            raise ValueError(f"{where}: {name} needs at least one value")
         if any(values.count(value) > 1 for value in values):
             raise ValueError(f"{where}: {name} holds a value twice: {values}")
     combos = []
@@ -86,8 +90,8 @@ def _sampler(given: Any, sizes: Mapping[str, Any], where: str) -> SamplerSetting
     for axis in IN_SAMPLER:
         if axis in fields:
             raise ValueError(f"{where}: {axis} is an axis of the grid; set it there")
-    known = {field.name for field in dataclasses.fields(kind)}
-    return build(kind, fields | {k: v for k, v in sizes.items() if k in known}, where)
+    field_names = {field.name for field in dataclasses.fields(kind)}
+    return build(kind, fields | {k: v for k, v in sizes.items() if k in field_names}, where)
 
 
 def name_of(options: Mapping[str, Any]) -> str:
@@ -202,7 +206,7 @@ class OfTask:
     task: str | Mapping[str, Any]
 
     def check_task(self) -> None:
-        """Raises ValueError if the file names no task, or its data."""
+        """Raises ValueError unless the file names a task without data."""
         if not isinstance(self.task_name, str):
             raise ValueError("task: name is missing")
         if "data" in self.settings:
@@ -267,7 +271,10 @@ class Sweep(OfTask):
 
     @property
     def panels(self) -> list[list[Grid]]:
-        """Grids by panel: one grid, or those with equal title, axis and tuned axes."""
+        """Grids by panel.
+
+        Grids with equal title, axis and tuned axes share a panel.
+        """
         panels: dict[Any, list[Grid]] = {}
         for number, grid in enumerate(self.grid):
             panels.setdefault((grid.title or number, grid.x, grid.tune), []).append(grid)
@@ -275,11 +282,14 @@ class Sweep(OfTask):
 
     @classmethod
     def read(cls, path: Path) -> Sweep:
-        """Reads a sweep from a TOML file, or from the shipped file of that name.
+        """Reads a sweep from a file or by shipped name.
 
         Raises:
           ValueError: If it is invalid; the message names the file and the key.
           OSError: If it cannot be read.
+
+        >>> [grid.x for grid in Sweep.read(Path("equal-privacy")).grid]
+        ['target_epsilon', 'target_epsilon']
         """
         file = file_of(path)
         return cls.parse(file.read_bytes(), str(file))
@@ -322,7 +332,7 @@ class PlannedRun:
 
 
 def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
-    """Returns the runs of a sweep, each once, in the file's order.
+    """Returns a sweep's distinct runs in the file's order.
 
     Each repetition has its own initial parameters, equal for all cells: cells are compared from
     equal starts, and error bars include all randomness.
@@ -354,10 +364,17 @@ def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
 
 
 def tables(content: bytes, where: str) -> dict[str, Any]:
-    """Returns the content of a TOML file, with its grids as a list of tables.
+    """Parses a TOML file whose grids are tables.
+
+    Args:
+      content: Content of the file.
+      where: Path of the file, for error messages.
 
     Raises:
       ValueError: If it is not TOML, or its grids are not tables; the message begins with `where`.
+
+    >>> tables(b"[[grid]]\\nepochs = 2", "sweep.toml")
+    {'grid': [{'epochs': 2}]}
     """
     try:
         fields = tomllib.loads(content.decode())
@@ -367,17 +384,20 @@ def tables(content: bytes, where: str) -> dict[str, Any]:
         raise ValueError(f"{where} is not TOML: {error}") from None
     grids = fields.setdefault("grid", [])
     if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
-        raise ValueError(f"{where}, grid: each begins with [[grid]], in two pairs of brackets")
+        raise ValueError(f"{where}, grid: begin each grid with [[grid]], in double brackets")
     return fields
 
 
 def file_of(path: Path) -> Path:
-    """Returns `path` if it is a file, or the shipped file of that name.
+    """Returns a sweep file by path or shipped name.
 
-    A folder does not count: `dpsgd sweep NAME store --out NAME` can be repeated.
+    Folders are ignored, so that `dpsgd sweep NAME store --out NAME` can be repeated.
 
     Raises:
-      FileNotFoundError: If there is neither.
+      FileNotFoundError: If neither exists.
+
+    >>> file_of(Path("equal-privacy")).name
+    'equal-privacy.toml'
     """
     if path.exists() and not path.is_dir():
         return path

@@ -50,7 +50,7 @@ def run_sweep(
     workers: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Summary:
-    """Carries out the unfinished runs of a sweep and returns its summary.
+    """Carries out a sweep's unfinished runs; returns its summary.
 
     A run is identified by its folder, `out/runs/NAME`, its configuration, and the digest of its
     data. Finished runs stay, so that a stopped, killed or enlarged sweep resumes; changes meanwhile
@@ -69,17 +69,17 @@ def run_sweep(
         afterwards, if runs failed.
       Stopped: If SIGTERM or SIGINT asked for it.
     """
-    progress("looking at what is finished")
-    asked = _Asked.check(sweep, data, out, where, workers)
-    todo = [(run, program) for run, program in asked.programs if not _finished(run, asked)]
+    progress("checking which runs are finished")
+    planned = _Asked.check(sweep, data, out, where, workers)
+    todo = [(run, program) for run, program in planned.programs if not _finished(run, planned)]
     if todo:
-        _check_metrics(sweep, asked.task, where)
+        _check_metrics(sweep, planned.task, where)
     (out / RUNS).mkdir(parents=True, exist_ok=True)
-    count, failed = len(asked.programs), []
+    count, failed = len(planned.programs), []
     progress(f"{count - len(todo)} of {count} runs are finished")
     if todo:
         try:
-            for run, message in carry_out(asked.task, todo, workers or most_useful(), progress):
+            for run, message in carry_out(planned.task, todo, workers or most_useful(), progress):
                 if message.kind == "failed":
                     failed.append(f"{run.out.name}: {message.text}")
         except Stopped as stopped:
@@ -90,8 +90,8 @@ def run_sweep(
             f"{failed[0]}"
         )
     progress("reading the reports")
-    runs = [run for run, _ in asked.programs]
-    summary = _summary(sweep, runs, asked.task)
+    runs = [run for run, _ in planned.programs]
+    summary = _summary(sweep, runs, planned.task)
     for run in runs:  # in case one died just before it did
         RunDirectory(run.out).forget()
     return summary
@@ -116,7 +116,11 @@ class Forecast:
     longest: float
 
     def hours(self, devices: int) -> float:
-        """Returns the hours on `devices` devices like this one, one run each."""
+        """Returns hours on several devices, one run each.
+
+        >>> Forecast("panel", runs=4, steps=100, seconds=7200.0, longest=1800.0).hours(2)
+        1.0
+        """
         return max(self.seconds / devices, self.longest) / 3600
 
 
@@ -128,7 +132,7 @@ def forecast(
     workers: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[Forecast], str]:
-    """Returns the predicted time of each panel and the sweep, and the device.
+    """Returns predicted times of a sweep, and the device.
 
     A few steps of each program are timed on generated rows, on the share of a worker. Compiling,
     audits and evaluations take further time.
@@ -143,21 +147,21 @@ def forecast(
     Raises:
       ValueError: For a sweep that cannot run.
     """
-    asked = _Asked.check(sweep, data, Path(), where, workers)
-    _check_metrics(sweep, asked.task, where)
-    examples = {program: run.spec for run, program in asked.programs}
+    planned = _Asked.check(sweep, data, Path(), where, workers)
+    _check_metrics(sweep, planned.task, where)
+    examples = {program: run.spec for run, program in planned.programs}
     progress(f"timing steps of {len(examples)} programs on generated rows")
-    device, *timed = time_runs(asked.task, list(examples.values()), workers or most_useful())
+    device, *timed = time_runs(planned.task, list(examples.values()), workers or most_useful())
     step_seconds = dict(zip(examples, timed, strict=True))
     panels = [
         (grids[0].title or f"panel {number}", {cell for grid in grids for cell in grid.cells()})
         for number, grids in enumerate(sweep.panels, 1)
     ]
-    panels.append(("all panels together", {run.cell for run, _ in asked.programs}))
+    panels.append(("all panels together", {run.cell for run, _ in planned.programs}))
     forecasts = []
     for title, cells in panels:
-        runs = [(run, program) for run, program in asked.programs if run.cell in cells]
-        steps = [with_any_noise(run.spec, asked.population).mechanism.sampler.num_steps
+        runs = [(run, program) for run, program in planned.programs if run.cell in cells]
+        steps = [with_any_noise(run.spec, planned.population).mechanism.sampler.num_steps
                  for run, _ in runs]  # fmt: skip
         seconds = [n * step_seconds[program] for n, (_, program) in zip(steps, runs, strict=True)]
         forecasts.append(Forecast(title, len(runs), sum(steps), sum(seconds), max(seconds)))
@@ -192,7 +196,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read(folder: Path) -> Summary:
-    """Returns the summary of the sweep in `folder`, from its file and runs.
+    """Reads the summary of a finished sweep.
 
     Raises:
       FileNotFoundError: If the sweep, or a run of it, is not finished.
@@ -221,7 +225,7 @@ class _Asked:
     def check(
         cls, sweep: Sweep, data: Path | None, out: Path, where: str, workers: int | None
     ) -> _Asked:
-        """Returns the runs of a sweep, each checked against the data."""
+        """Checks every run of a sweep against the data."""
         if workers is not None and workers < 1:
             raise ValueError(f"--workers must be at least 1, got {workers}")
         runs = [
@@ -289,7 +293,7 @@ def _summary(
 def _remarks(finished: Sequence[FinishedRun]) -> list[str]:
     """Returns the unplanned differences between runs."""
     changed = environment_mismatch(finished)
-    remarks = [f"the runs are not alike in: {', '.join(changed)}"] if changed else []
+    remarks = [f"the runs differ in: {', '.join(changed)}"] if changed else []
     for run in finished:
         if len(run.history.attempts) > 1:
             notes = "; ".join(run.record["notes"])

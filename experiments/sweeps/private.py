@@ -51,8 +51,8 @@ class PrivateSweep(OfTask):
             raise ValueError("grid is missing: give at least one [[grid]]")
         for name in ("target_epsilon", *_REFUSED):
             if name in self.run or any(name in grid for grid in self.grid):
-                mend = "is of the whole selection; give it above all tables"
-                raise ValueError(f"{name} {'voids it' if name in _REFUSED else mend}")
+                advice = "applies to the whole selection; give it above all tables"
+                raise ValueError(f"{name} {'voids the guarantee' if name in _REFUSED else advice}")
         TrialCount(self.mean_trials, self.trials_shape)
 
     @property
@@ -62,21 +62,29 @@ class PrivateSweep(OfTask):
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> PrivateSweep:
-        """Returns the selection that a TOML file describes.
+        """Parses a private selection from a TOML file.
+
+        Args:
+          content: Content of the file.
+          where: Path of the file, for error messages.
 
         Raises:
-          ValueError: If it is invalid; the message begins with `where` and names the key.
+          ValueError: If the file is invalid; the message begins with `where` and names the key.
+
+        >>> content = b'[[grid]]\\nnoise_multiplier = 0.5\\nepochs = [1, 2]'
+        >>> len(PrivateSweep.parse(content, "search.toml").candidates("search.toml"))
+        2
         """
         fields = tables(content, where)
         if "repetitions" in fields or "insecure_seeds" in fields:
             raise ValueError(
-                f"{where} is the file of a sweep that shows every run: leave out --private, or see "
-                "`dpsgd sweep --help` for what a private selection's file holds"
+                f"{where} is the file of a sweep that shows every run: leave out --private, or "
+                "write the file of a private selection (docs/how-to/private-selection.md)"
             )
         return build(cls, fields, where)
 
     def candidates(self, where: str) -> list[RunSpec]:
-        """Returns the possible runs of a trial, each once, in the file's order.
+        """Returns the distinct candidates in the file's order.
 
         Raises:
           ValueError: For an invalid setting; the message begins with `where`.
@@ -92,10 +100,14 @@ class PrivateSweep(OfTask):
         return list(specs.values())
 
     def scored(self, task: Task, where: str) -> tuple[str, Better]:
-        """Returns the metric that chooses the best trial, and its better direction.
+        """Returns the metric that selects, and its direction.
+
+        Args:
+          task: Task of the trials.
+          where: Path of the file, for error messages.
 
         Raises:
-          ValueError: If neither file nor task states them, or the metric is of training rows.
+          ValueError: If neither file nor task states them, or the metric is on training rows.
         """
         description = task.describe()
         headline = str(description.get("headline") or "")
@@ -104,7 +116,10 @@ class PrivateSweep(OfTask):
         if score is None:
             raise ValueError(f"{where}: score is missing, and the task names no headline")
         if score.startswith("train"):
-            raise ValueError(f"{where}: score: {score} is of rows that are protected")
+            raise ValueError(
+                f"{where}: score: {score} is measured on protected rows; choose one "
+                "on validation rows"
+            )
         same = score.partition("_")[2] == headline.partition("_")[2]
         better = self.better or (description.get("better") if same else None)
         if better not in ("higher", "lower"):

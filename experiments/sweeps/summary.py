@@ -21,16 +21,16 @@ TABLE = "runs.parquet"
 """File of the runs' table in a sweep's folder."""
 
 NOT_COVERED = (
-    "each guarantee is that of its own run alone: to compare runs and release one of them, or what "
-    "they show together, is to learn from all of them; choose on public data, or pay for the "
-    "choice (`accounting.SelectionProfile`)",
-    "validation and test rows are covered by no guarantee",
+    "each guarantee covers its own run alone: comparing runs, and releasing one of them or the "
+    "comparison, learns from all of them; choose on public data, or pay for the choice "
+    "(`accounting.SelectionProfile`)",
+    "no guarantee covers validation and test rows",
 )
 """Exclusions once runs are compared."""
 
 INSECURE = (
-    "the seeds of these runs are written down, and with them the noise can be subtracted: no run "
-    "has a guarantee, and the data must be public"
+    "the seeds of these runs are recorded, and whoever has them can subtract the noise: no run has "
+    "a guarantee, and the data must be public"
 )
 
 
@@ -55,7 +55,12 @@ class Summary:
     remarks: tuple[str, ...] = ()
 
     def showing(self, headline: str | None, better: Better | None) -> Summary:
-        """Returns the same runs with another headline metric."""
+        """Returns the summary with another headline metric.
+
+        Args:
+          headline: Name of the metric; None keeps it.
+          better: Direction of better values; None keeps it.
+        """
         sweep = self.sweep
         if headline is not None:
             sweep = dataclasses.replace(sweep, headline=headline, better=None)
@@ -84,11 +89,11 @@ class Summary:
 
     @property
     def generated(self) -> str:
-        """Best reachable metric on generated rows, in words; empty for other rows."""
+        """Sentence on generated rows' best reachable metric; else empty."""
         best = self.task["description"].get("generated", {}).get(self.headline.name)
         if best is None:
             return ""
-        return f"generated rows, of which the best reachable {self.headline.label} is {best:.4f}"
+        return f"generated rows (best reachable {self.headline.label}: {best:.4f})"
 
     @property
     def title(self) -> str:
@@ -106,22 +111,24 @@ class Summary:
         """Sentence on the runs that each number averages."""
 
         def sizes(name: str) -> str:  # several only after a change
-            known = name in self.table.frame.columns
-            return " or ".join(f"{n:,}" for n in sorted(self.table.values(name))) if known else ""
+            is_column = name in self.table.frame.columns
+            return (
+                " or ".join(f"{n:,}" for n in sorted(self.table.values(name))) if is_column else ""
+            )
 
-        each = " or ".join(map(str, self.repeats))
-        means = f"Mean ± standard error over independent runs, {each} of each"
+        run_counts = " or ".join(map(str, self.repeats))
+        means = f"Mean ± standard error over independent runs, {run_counts} of each"
         tested = sizes(f"{self.headline.split}_num_examples")
         noise = {row["noise"] for row in self.table.rows if row["noise_multiplier"]}
-        alike = len(noise) == 1 and INDEPENDENT not in noise
-        parts = [
+        correlated = len(noise) == 1 and INDEPENDENT not in noise
+        clauses = [
             f"{'Single runs' if self.repeats == [1] else means}: models of {sizes('num_params')} "
             f"parameters, trained on {sizes('num_examples')} examples",
             f", tested on {tested}" if tested else "",
-            f", by {noise.pop()}" if alike else "",
+            f", by {noise.pop()}" if correlated else "",
             f": {self.generated}" if self.generated else "",
         ]
-        return f"{''.join(parts)}."
+        return f"{''.join(clauses)}."
 
     @property
     def speed(self) -> str:
@@ -138,7 +145,7 @@ class Summary:
     def statements(self) -> list[str]:
         """Statements that belong beside the numbers, without repeats."""
         judge = self.views[0].judge
-        too_good = " themselves, so that what is shown is too good" * (judge == self.headline)
+        too_good = " themselves, so the metrics shown are too good" * (judge == self.headline)
         lines = [INSECURE] if self.sweep.insecure_seeds else []
         lines += [
             f"a run of {self.cells[point['members'][0]]} costs more than the target by which its "
@@ -148,7 +155,7 @@ class Summary:
             if point["exceeds"]
         ]
         if diverged := self.table.diverged:
-            lines.append(f"the training of {', '.join(diverged)} diverged: means are of the others")
+            lines.append(f"the training of {', '.join(diverged)} diverged: means leave them out")
         lines += [*self.remarks, *NOT_COVERED]
         for row in self.table.rows:
             lines += row["not_covered"] if row[CERTIFIED] is not None else []

@@ -57,7 +57,7 @@ def _backend(_: None) -> str:
 
 
 def metric_names(task: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of a task's metrics, measured on an untrained model."""
+    """Returns metric names, by measuring an untrained model."""
     (names,) = each(_metric_names, [task], 1)
     return names
 
@@ -68,7 +68,7 @@ def _metric_names(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def time_runs(task: Mapping[str, Any], specs: Sequence[RunSpec], workers: int) -> Iterator[Any]:
-    """Yields the device of a worker, and then each run's seconds per step.
+    """Yields a worker's device, then seconds per step.
 
     Args:
       task: Record of the task.
@@ -100,7 +100,7 @@ def carry_out(
     workers: int,
     progress: Callable[[str], None],
 ) -> Iterator[tuple[PlannedRun, Message]]:
-    """Carries out runs in worker processes; yields each with its outcome.
+    """Carries out runs in worker processes; yields their outcomes.
 
     A run begins, or resumes from its last checkpoint, with the task that the process makes from its
     record. A process keeps its compiled programs.
@@ -209,7 +209,10 @@ class _Worker:
         return run, message
 
     def ask_to_stop(self) -> None:
-        """Makes the process save its run and stop, once: a second signal ends it unsaved."""
+        """Asks the process to save its run and stop.
+
+        Later calls do nothing, because a second signal would end the process unsaved.
+        """
         if not self.asked_to_stop:
             self.process.terminate()
         self.asked_to_stop = True

@@ -122,7 +122,7 @@ def test_sweeps_are_drawn_as_rows_and_grids_as_panels(summary_of):
     figure = drawn.draw_rows([(summary.title, summary.views)] * 2)
     assert len(panels(figure)) == 6
     titles = [part.get_suptitle() for part in figure.subfigs]
-    assert titles == ["A title\ngenerated rows, of which the best reachable test AUC is 0.7500"] * 2
+    assert titles == ["A title\ngenerated rows (best reachable test AUC: 0.7500)"] * 2
 
 
 def test_over_epsilon_a_bar_spans_the_certified_interval_of_each_run(summary_of):

@@ -337,9 +337,9 @@ def test_a_page_is_written_beside_its_run_and_nothing_into_it(runs, tmp_path, co
 def test_figures_of_runs_on_different_stores_are_said_not_to_compare(runs, tmp_path):
     plain = runs[2]
     other = shutil.copytree(plain, tmp_path / "other")
-    assert "same data" not in page_of([plain, other]).markdown
+    assert "different data" not in page_of([plain, other]).markdown
     (other / DATA).write_text('{"data": ["another"]}')
-    assert "Not all of them were trained on the same data" in page_of([plain, other]).markdown
+    assert "These runs were trained on different data" in page_of([plain, other]).markdown
 
 
 def test_what_trained_a_model_is_not_scored_as_new_rows(clicked, tmp_path, capsys):

@@ -63,12 +63,12 @@ def test_any_column_is_shown_and_drawn_over_any_setting(runs, tmp_path, command)
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--plot", "a.png"], "--plot needs --x, its axis"),
+        (["--plot", "a.png"], "give --plot an axis by --x"),
         (["--x", "noise_multipler"], "no column 'noise_multipler': did you mean noise_multiplier"),
         (["--y", "auc"], "unknown metric 'auc'; choose of test_error"),
         (["--columns", "xyzzy"], "no column 'xyzzy': --out FILE.csv has all"),
         (["--out", "a.txt"], "--out must end in .csv or .parquet, got a.txt"),
-        (["nowhere"], "nowhere is not the directory of a run, nor does it hold any"),
+        (["nowhere"], "nowhere is not the directory of a run and contains none"),
     ],
 )
 def test_what_the_table_has_not_is_refused_in_one_line(runs, words, problem, command, monkeypatch):

@@ -134,7 +134,7 @@ def test_tuned_axes_are_named_with_the_rows_that_chose_them(summary_of):
     _, rows = summary.views[0].tables()["learning rate, C, best on the validation rows"]
     assert {cell for row in rows for cell in row[1:]} == {"0.01, 1", "0.01, none"}
     summary = summary_of(error, TUNED, metrics=("test_error",), task=LINE)
-    too_good = "the best on the test rows themselves, so that what is shown is too good"
+    too_good = "the best on the test rows themselves, so the metrics shown are too good"
     assert any(too_good in line for line in summary.statements)
 
 
@@ -183,7 +183,7 @@ def test_means_are_distinguished_by_welchs_test():
 def test_a_run_above_its_target_is_named_at_its_epsilon(summary_of):
     summary = summary_of(auc, PRIVACY, excess=0.5)
     (panel,) = summary.views
-    assert all("(which a run exceeds: see the table)" in line for line in panel.verdicts())
+    assert all("(exceeded by a run, see the table)" in line for line in panel.verdicts())
     page = summary.markdown()
     for cell in summary.cells.values():
         assert f"a run of {cell} costs more than the target by which" in page
@@ -253,7 +253,7 @@ def test_diverged_runs_are_named_and_not_among_the_best(summary_of):
     assert "0.6120 (1 of 2 diverged)" in page
     (line,) = [line for line in summary.statements if "diverged" in line]
     assert line.count("-r0") == 4
-    assert line.endswith("diverged: means are of the others")
+    assert line.endswith("diverged: means leave them out")
     assert all(np.isfinite(axes.get_ylim()).all() for axes in draw(summary.views).axes)
 
     def poisson_lost(run, metric):

@@ -159,7 +159,7 @@ ADDED = {
     "bands = 0": "bands",
 }
 REPLACED = {
-    ("[[grid]]", "[grid]"): "grid: each begins with",
+    ("[[grid]]", "[grid]"): "grid: begin each grid with",
     ('x = "noise', 'x = "target_epsilon" #'): "target_epsi",
     ('x = "noise_multiplier"', 'x = "sigma"'): "x: 'sigma' is none of 'noise_multiplier', 'targ",
     ('"shuffle"', '"random"'): "sampler[0]",

@@ -143,7 +143,7 @@ def test_a_run_that_diverged_is_finished_and_the_others_are_shown(tmp_path, in_t
     text = ONE.replace('x = "noise_multiplier"', 'x = "learning_rate"') + rates
     summary = engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
     (steep,) = [name for name in finished(tmp_path / "out") if "1e+30" in name]
-    assert f"the training of {steep} diverged: means are of the others" in summary.statements
+    assert f"the training of {steep} diverged: means leave them out" in summary.statements
     engine.write(summary, tmp_path / "out", text.encode())
     page = (tmp_path / "out" / "summary.md").read_text()
     assert "| 1e+30 | undefined |" in page
@@ -218,7 +218,7 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
     elsewhere = dataclasses.replace(first, environment={**first.environment, "code": ""})
     other = dataclasses.replace(one, history=History([elsewhere]))
     assert engine._remarks([one, one]) == []
-    assert engine._remarks([one, other]) == ["the runs are not alike in: code"]
+    assert engine._remarks([one, other]) == ["the runs differ in: code"]
     (run / DATA).rename(run / "elsewhere")
     with pytest.raises(ValueError, match="runs on different or unknown data"):
         page_of([out])

@@ -57,12 +57,16 @@ def test_the_candidates_are_all_combinations_of_a_grids_values_each_once():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[[grid]]", "[[grid]]\ntarget_epsilon = 3", "target_epsilon is of the whole selection"),
-        ("[[grid]]", "[[grid]]\nnon_private = true", "non_private voids it"),
-        ("audit = false", "insecure_seed = 1", "insecure_seed voids it"),
+        (
+            "[[grid]]",
+            "[[grid]]\ntarget_epsilon = 3",
+            "target_epsilon applies to the whole selection",
+        ),
+        ("[[grid]]", "[[grid]]\nnon_private = true", "non_private voids the guarantee"),
+        ("audit = false", "insecure_seed = 1", "insecure_seed voids the guarantee"),
         ("0.02]", '"high"]', "learning_rate must be a finite number > 0, got high"),
         ("learning_rate", "rate", "rate is unknown"),
-        ("[0.01, 0.02]", "[]", "learning_rate needs a value at least"),
+        ("[0.01, 0.02]", "[]", "learning_rate needs at least one value"),
         ("mean_trials = 2.0", "mean_trials = 0.5", "the mean number of trials must be in"),
         ("mean_trials", "repetitions", "a sweep that shows every run: leave out --private"),
         ('"deterministic"', '"lottery"', "unknown sampler 'lottery'"),
@@ -85,7 +89,7 @@ def test_the_score_is_the_headline_on_the_validation_rows_and_never_of_rows_that
     other = parse(FILE.replace('better = "lower"\n', ""))
     with pytest.raises(ValueError, match="better is missing"):
         other.scored(Described(), "FILE")
-    with pytest.raises(ValueError, match="rows that are protected"):
+    with pytest.raises(ValueError, match="measured on protected rows"):
         parse(FILE.replace("test_error", "train_auc")).scored(Described(), "FILE")
 
 
