@@ -34,9 +34,9 @@ def other_bins_curve(
 ) -> Callable[[float], tuple[float, float]]:
     """Returns a function from ε to δ's estimate and upper end.
 
-    Half of the samples are drawn given that no normal variable of the other bins exceeds a ceiling,
-    half given that one does. In the first half, the upper end takes 1, with a proved probability,
-    if the other bins' part S is above a cut. Both are chosen before any sample is seen.
+    Half of the samples are drawn given that no other bin's normal variable exceeds a ceiling, half
+    given that one does. In the first half, a part S of the ratio above a cut counts as 1, with a
+    proved probability. Ceiling and cut are chosen before any sample is seen.
 
     Args:
       rng: Source of randomness.
@@ -66,7 +66,6 @@ def other_bins_curve(
         choices.append((cost[cut] + above * budget, ceiling, above, cut, float(tail[cut])))
     _, ceiling, above, cut, tail_mass = min(choices)
     most = max(float(excess[cut]), 1e-300)
-    # The places that are next above S.
     within, beyond = (
         np.searchsorted(places, sample_others(rng, half, epoch, ranks, ceiling, exceeded))
         for exceeded in (False, True)
@@ -74,7 +73,6 @@ def other_bins_curve(
     within = np.minimum(within, cut)
 
     def estimate_delta(epsilon: float) -> tuple[float, float]:
-        """Returns the estimate and upper end of δ."""
         values = np.append(_excess(epsilon, places, epoch), 1.0)
         halves = [((1.0 - above) * most, values[within] / most), (above, values[beyond])]
         mean = sum(weight * float(x.mean()) for weight, x in halves)
