@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
+import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -15,8 +18,10 @@ import numpy as np
 from accounting import default_delta
 from dpsgd.audit.synthetic import Generated, generated_rows
 from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.segments import Segment
 from dpsgd.engine.algorithm import copy_buffers
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.loop import Block, check_parameters, columns_of
@@ -24,6 +29,7 @@ from dpsgd.engine.placement import Placement
 from dpsgd.engine.queries import Refinement
 from dpsgd.noise.keys import Keys
 from dpsgd.runs.job import Journal, Training
+from dpsgd.runs.log import MetricWriter, TrainingLog, writer_of
 from samplers import Population, UnitData
 
 PyTree = Any
@@ -54,6 +60,7 @@ def train(
     data_on: Literal["device", "host"] | None = None,
     placement: Placement | None = None,
     on_block: Callable[[int, PyTree], bool | None] | None = None,
+    log: MetricWriter | str | Path | None = None,
 ) -> Trained:
     """Trains privately from `params` and returns parameters with their guarantee.
 
@@ -83,7 +90,9 @@ def train(
     Args:
       algorithm: Training algorithm, from `dpsgd`.
       mechanism: Sampler, sigma and C.
-      params: Initial parameters; they must not depend on the private data.
+      params: Initial parameters; they must not depend on the private data. Or an `nnx.Module`,
+        for a loss (module, example): the trained parameters are put into it after the last step,
+        and the result has the module in place of parameters.
       data: Pytree of arrays with one leading row per example; or `UnitData`, whose population
         defines the protected unit. NaN or infinity gives a warning, which looks at private rows
         without a guarantee; it tells neither their number nor their places.
@@ -107,6 +116,8 @@ def train(
         functions of them and of public rows, not of private rows. A stopped run has the cost of
         the whole run, see `cost`, which also states the cost so far. An exception is passed on,
         with a note of the run's cost.
+      log: Path of a CSV file, or a writer, of steps, epsilon so far and throughput, at most twice a
+        minute and after the last step, see `dpsgd.MetricWriter`. It reads no rows.
 
     Raises:
       TypeError: If the algorithm or the mechanism has another type.
@@ -126,7 +137,8 @@ def train(
             if refinement
             else "mechanism.full_sums needs refinement=, got None; pass both or neither"
         )
-    keys = Keys.of(insecure_seed)
+    keys, writer = Keys.of(insecure_seed), writer_of(log)
+    algorithm, params, view, store = _bind(algorithm, params)
     columns, sampler = columns_of(mechanism.sampler, data), mechanism.sampler
     check_parameters(params)
     private = mechanism.noise_multiplier > 0
@@ -152,7 +164,7 @@ def train(
     job.programs()
     note = f"audit before training: {job.audit()}"
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
-    journal = _Callback(job, on_block)
+    journal = _Callback(job, on_block, view, writer, proved=guarantee.epsilon is not None)
     if insecure_seed is not None and private:
         warnings.warn(guarantee.sentence(), stacklevel=2)
     if paths := not_finite(columns):
@@ -170,27 +182,73 @@ def train(
         error.add_note(f"training ended early: {stopped.sentence()}")
         raise
     steps_done = int(last_state.step)
+    journal.end()
     return Trained(
-        last_state.params,
+        store(last_state.params),
         guarantee if steps_done == num_steps else guarantee.stopped(steps_done, num_steps),
     )
 
 
 class _Callback(Journal):
-    """Journal that calls `on_block` after each block."""
+    """Journal that calls `on_block` after each block, and writes a log."""
 
     def __init__(
-        self, job: Training, on_block: Callable[[int, PyTree], bool | None] | None
+        self,
+        job: Training,
+        on_block: Callable[[int, PyTree], bool | None] | None,
+        view: Callable[[PyTree], Any],
+        writer: MetricWriter | None,
+        *,
+        proved: bool,
     ) -> None:
-        self._on_block = on_block
+        self._job, self._on_block, self._view, self._proved = job, on_block, view, proved
+        self._log = None if writer is None else TrainingLog([writer])
         self.flush_every = None if on_block is None else job.layout.block_steps
-        self.done = 0
+        self.done, self._started = 0, time.perf_counter()
 
     def keep(self, block: Block) -> bool:
         self.done = block.steps.stop
+        self._write(TrainingLog.offer, self._epsilon)
         if self._on_block is None:
             return False
-        return bool(self._on_block(self.done, copy_buffers(block.state.params)))
+        return bool(self._on_block(self.done, self._view(copy_buffers(block.state.params))))
+
+    def end(self) -> None:
+        """Writes the last row of the log."""
+        self._write(TrainingLog.write, None if self._log is None else self._epsilon())
+
+    def _write(self, write: Callable[..., None], epsilon: Any) -> None:
+        """Writes a row by a method of `TrainingLog`; warns of errors of the writer."""
+        if self._log is None:
+            return
+        examples = self.done * self._job.mechanism.sampler.expected_batch_size
+        rate = examples / max(1e-9, time.perf_counter() - self._started)
+        try:
+            write(self._log, self.done, epsilon, rate)
+        except Exception as error:  # of a writer: no result depends on the log
+            warnings.warn(f"log stops at step {self.done}: {error}", stacklevel=4)
+            self._log = None
+
+    def _epsilon(self) -> float | None:
+        job = self._job
+        if not self._proved:
+            return None
+        steps = cost([Segment(job.mechanism, range(self.done), unit=job.unit)], job.delta)
+        return steps.epsilon and steps.epsilon.upper
+
+
+def _bind(algorithm: Algorithm, params: PyTree) -> tuple[Algorithm, PyTree, Any, Any]:
+    """Returns algorithm, parameters, and how users see and get them, see `Binding`."""
+    nnx = sys.modules.get("flax.nnx")  # not imported here, see `check_parameters`
+    if nnx is None or not isinstance(params, nnx.Module):
+        return algorithm, params, _unchanged, _unchanged
+    from dpsgd.engine.modules import bind_module
+
+    return bind_module(algorithm, params)
+
+
+def _unchanged(params: PyTree) -> PyTree:
+    return params
 
 
 def not_finite(tree: PyTree) -> list[str]:

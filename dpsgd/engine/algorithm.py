@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 from dataclasses import dataclass
@@ -121,6 +122,33 @@ def dpsgd(
         loss_fn,
         clipping,
         optimizer,
+    )
+
+
+def with_loss(algorithm: Algorithm, loss_fn: LossFn) -> Algorithm:
+    """Returns an algorithm of dense parameters with another per-example loss.
+
+    Args:
+      algorithm: Algorithm from `dpsgd`, without lazy tables.
+      loss_fn: Pure function (params, example), or (params, example, key), to a scalar loss.
+
+    Raises:
+      ValueError: If the algorithm has lazy tables, or its functions were replaced.
+    """
+    init, clipped_sum = algorithm.init, algorithm.clipped_sum
+    if not isinstance(init, _Init) or not isinstance(clipped_sum, _ClippedSum) or init.lazy:
+        raise ValueError(
+            "the loss of an algorithm with tables or with a clipped_sum of its own is fixed"
+        )
+    loss_fn = LossByIdentity(loss_fn)
+    loss_fn = ForeignCalls(loss_fn) if algorithm.foreign_calls else loss_fn
+    frozen = _Frozen(loss_fn)
+    return algorithm._replace(
+        init=dataclasses.replace(init, frozen=frozen),
+        clipped_sum=dataclasses.replace(clipped_sum, loss_fn=loss_fn),
+        frozen=frozen,
+        takes_key=takes_key(loss_fn),
+        loss_fn=loss_fn,
     )
 
 

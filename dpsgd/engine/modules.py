@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 from flax import nnx
@@ -12,6 +12,8 @@ from jax import Array
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.engine.algorithm import with_loss
 from dpsgd.gradients.frozen import named_leaves, stopped
 from dpsgd.gradients.losses import takes_key
 from dpsgd.gradients.rows import RowLoss
@@ -126,6 +128,51 @@ def module_with_rows(
         return call(params, read, example, *key)
 
     return params, RowLoss(lookups, loss_of_rows, keyed, keyed)
+
+
+class Binding(NamedTuple):
+    """Algorithm and parameters of a run that was begun with a module, or with parameters."""
+
+    algorithm: Algorithm
+    params: PyTree
+    view: Callable[[PyTree], Any]
+    """Returns a copy of the module with the parameters; without a module, the parameters."""
+    store: Callable[[PyTree], Any]
+    """Puts the parameters into the module and returns it; without a module, the parameters."""
+
+
+def bind_module(algorithm: Algorithm, module: nnx.Module) -> Binding:
+    """Returns the run of a loss of a module, (module, example) or (module, example, key).
+
+    Args:
+      algorithm: Algorithm whose loss takes the module.
+      module: Module as for `split_module`.
+
+    Raises:
+      ValueError: As from `split_module`, or if the algorithm has tables or an own clipped sum.
+    """
+    params, run = _split(module, None)
+    module_loss: Any = algorithm.loss_fn
+
+    def loss(params: PyTree, example: PyTree) -> Any:
+        return run(params, lambda module: module_loss(module, example), None)
+
+    def loss_with_key(params: PyTree, example: PyTree, key: Array) -> Any:
+        return run(params, lambda module: module_loss(module, example, key), key)
+
+    try:
+        algorithm = with_loss(algorithm, loss_with_key if algorithm.takes_key else loss)
+    except ValueError as error:
+        raise ValueError(
+            f"params is the module {type(module).__name__}, but {error}: pass the parameters of "
+            "split_module(module) or module_with_rows(module, loss)"
+        ) from None
+
+    def store(params: PyTree, module: Any = module) -> nnx.Module:
+        nnx.update(module, params)
+        return module
+
+    return Binding(algorithm, params, lambda params: store(params, nnx.clone(module)), store)
 
 
 _Read = Callable[[str, Array], Array]

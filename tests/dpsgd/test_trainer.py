@@ -19,6 +19,7 @@ from dpsgd import (
     Segment,
     cost,
     dpsgd,
+    split_module,
     train,
     train_blocks,
 )
@@ -357,7 +358,6 @@ def module():
 
 
 MISTAKEN = {
-    "module": ({"params": module}, r"params is the module Linear: .*split_module\(module\)"),
     "modules": ({"params": lambda: {"a": [module()]}}, r"params\['a'\]\[0\] is the module Linear"),
     "loss of a batch": ({"loss": over_batch}, "loss_fn takes a batch.*the loss of one example"),
     "losses of a batch": ({"loss": each_of_batch}, "loss_fn takes a batch.*of one example"),
@@ -365,6 +365,91 @@ MISTAKEN = {
     "endless data": ({"rows": Endless}, "data is Endless, not an array.*pass arrays"),
     "endless column": ({"rows": lambda: {"x": EndlessOfLength()}}, r"data\['x'\] is EndlessOf"),
 }
+
+
+class Dropping(nnx.Module):
+    def __init__(self):
+        self.out, self.dropout = module(), nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.out(self.dropout(x))
+
+
+def residual(output, example):
+    return jnp.square(output[0] - example["y"])
+
+
+OF_MODULE = {
+    "plain": (
+        module,
+        lambda net, example: residual(net(example["x"]), example),
+        lambda apply: lambda params, example: residual(apply(params, example["x"]), example),
+    ),
+    "key": (
+        Dropping,
+        lambda net, example, key: residual(net(example["x"]), example),
+        lambda apply: (
+            lambda params, example, key: residual(apply(params, example["x"], key=key), example)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "loss", "split_loss"), OF_MODULE.values(), ids=OF_MODULE)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_module_is_trained_as_its_split_parameters_are(make, loss, split_loss, tmp_path):
+    net, calls, log = make(), [], tmp_path / "log.csv"
+    how = {"insecure_seed": 1, "block_steps": 4, "audit": False}
+    result = train(
+        dpsgd(loss, optax.sgd(0.1)),
+        SHUFFLED,
+        net,
+        data(),
+        on_block=lambda step, view: calls.append((step, type(view), view is net)),
+        log=log,
+        **how,
+    )
+    params, apply = split_module(make())
+    expected = train(dpsgd(split_loss(apply), optax.sgd(0.1)), SHUFFLED, params, data(), **how)
+    assert result.params is net
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(net, nnx.Param), expected.params)
+    assert calls == [(step, make if make is Dropping else nnx.Linear, False) for step in (4, 8, 10)]
+    assert log.read_text().splitlines()[1].startswith("10,,")  # an insecure run has no epsilon
+
+
+def test_a_module_is_refused_where_the_loss_reads_no_module():
+    own_sum = ALGORITHM._replace(clipped_sum=functools.partial(ALGORITHM.clipped_sum))
+    with pytest.raises(ValueError, match="params is the module Linear, but the loss of an algor"):
+        train(own_sum, SHUFFLED, module(), data())
+
+
+def test_a_log_has_the_proved_epsilon_of_the_last_step(tmp_path):
+    result = trained(log=tmp_path / "log.csv", audit=False)
+    step, epsilon, rate = (tmp_path / "log.csv").read_text().splitlines()[-1].split(",")
+    assert (int(step), float(epsilon)) == (10, result.guarantee.epsilon.upper)
+    assert float(rate) > 0
+
+
+LOGS = {"log.txt": "must end in .csv", "old.csv": "exists"}
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_log_that_cannot_be_written_is_refused_before_training(log, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.csv").touch()
+    with pytest.raises((TypeError, ValueError, OSError), match=LOGS[log]):
+        inspect.unwrap(train)(ALGORITHM, SHUFFLED, jnp.ones(D), data(), log=log)
+
+
+class FullDisk:
+    def write_scalars(self, step, scalars):
+        raise OSError("disk is full")
+
+
+def test_a_writer_that_fails_costs_no_model():
+    with pytest.warns(UserWarning, match="log stops at step 10: disk is full"):
+        result = trained(log=FullDisk(), audit=False)
+    assert result.params.shape == (D,)
 
 
 def begun(wrong, *, blocks):
