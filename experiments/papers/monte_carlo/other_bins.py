@@ -66,6 +66,7 @@ def other_bins_curve(
         choices.append((cost[cut] + above * budget, ceiling, above, cut, float(tail[cut])))
     _, ceiling, above, cut, tail_mass = min(choices)
     most = max(float(excess[cut]), 1e-300)
+    # The places that are next above S.
     within, beyond = (
         np.searchsorted(places, sample_others(rng, half, epoch, ranks, ceiling, exceeded))
         for exceeded in (False, True)
