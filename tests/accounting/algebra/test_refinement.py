@@ -117,7 +117,7 @@ def test_an_error_that_no_grid_lessens_is_named_before_any_gap(gap_note):
     bound = refine(
         Exponential(error=0.3, gap_note=gap_note), Question("epsilon", 1e-3, 1e-3), NOTHING
     )
-    assert "certified error" in bound.note
+    assert "rounding errors" in bound.note
 
 
 def test_known_ends_that_are_sharper_than_a_grid_s_are_kept():
