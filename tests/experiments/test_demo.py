@@ -31,7 +31,7 @@ def test_the_table_of_the_demo_fits_80_columns(sigma, monkeypatch, capsys):
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said] == ["sampler", *demo.COMPARED]
     assert "at delta 1.05e-05" in caption
-    assert "of the test rows" in caption
+    assert "on the test rows" in caption
     assert "Choose balls-and-bins: " in demo.choice(records)
     assert "No sampler has a guarantee" in demo.choice(records[:1])
 

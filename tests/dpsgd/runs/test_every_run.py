@@ -154,7 +154,7 @@ def test_a_calibration_of_what_train_leaves_alone_is_refused_or_left_out(tmp_pat
     with few_rows_are_calibrated():
         config = config_of(calibration="platt", insecure_seed=3)
         run(calibrated, config.but(train="w"), tmp_path / "all")
-        with pytest.raises(ValueError, match="rescale w, which train leaves alone; leave it out"):
+        with pytest.raises(ValueError, match="rescale w, which train freezes; leave it out"):
             run(Shifted(), config.but(train="shift"), tmp_path / "calibrated")
         run(Shifted(), config.but(train="shift", calibration=None), tmp_path / "open")
     assert np.array_equal(params_of(tmp_path / "open")["['w']"], Shifted().init(0)["w"])

@@ -82,7 +82,7 @@ def home(tmp_path, monkeypatch):
 def test_settings_of_ones_own_task_are_options_and_its_run_goes_by_its_name(home, command):
     words = ["--task", "own_mean:Mean", "--rows", "50", *SAMPLER, "--shuffled", "true"]
     printed = command("train", *words, "--out", "run", "--no-audit")
-    assert "error: of the test rows" in printed
+    assert "error: on the test rows" in printed
     assert "epsilon in [" in printed
     record = json.loads((home / "run" / "config.json").read_text())["task"]
     assert (record["name"], record["settings"]) == ("own_mean:Mean", {"rows": 50, "shuffled": True})
