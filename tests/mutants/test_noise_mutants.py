@@ -4,6 +4,7 @@ A fault says when, where and what: one noise has the fields of a fault as its st
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import jax
@@ -48,11 +49,12 @@ FIRST = dict(zip(sorted(PARAMS), np.cumsum([0, *SIZES]).tolist(), strict=False))
 ALL = 2**31 - 1
 SOUND = {
     # where
-    "first": 0, "stop": ALL, "silent": False,
+    "first": 0, "stop": ALL, "every": 1, "silent": False,
     # when
     "modulus": 1, "residue": 0, "from_step": 0, "least": -1.0, "most": np.inf, "least_clip": 0.0,
-    # what: factor (batch / B)^power times the noise of another place, cut
-    "factor": 1.0, "power": 0, "back": 0, "low": -np.inf, "high": np.inf,
+    # what: factor (batch / B)^power times the noise of another place, cut, plus a share of its own
+    "factor": 1.0, "power": 0, "back": 0, "back_by_step": 0, "low": -np.inf, "high": np.inf,
+    "uniform": False, "own_share": 0.0,
     # under which name
     "step_bits": ALL, "step_modulus": ALL, "words": 15,
 }  # fmt: skip
@@ -89,6 +91,7 @@ BUGS = {
     "variance one percent more": {"factor": np.sqrt(1.01)},
     "never negative": {"low": 0.0},
     "cut at three and a half sigma": {"low": -3.5, "high": 3.5},
+    "uniform": {"uniform": True},
     # of places
     "none in large leaves": of("table", factor=0.0),
     "none in a leaf of one entry": of("scalar", factor=0.0),
@@ -97,6 +100,8 @@ BUGS = {
     "none in the last rows of a table": of("table", -128, factor=0.0),
     "none in rows that nobody touched": of("table", silent=True, factor=0.0),
     "none in one coordinate": of("table", 261, 262, factor=0.0),
+    "none in few coordinates": of("table", 5, every=64, factor=0.0),
+    "less in one column": of("table", 7, every=64, factor=0.3),
     "one coordinate is infinite": of("table", 197, 198, factor=np.inf),
     "one coordinate is no number": of("half", 7, 8, factor=np.nan),
     "signs of half of a leaf": of("one", 120, factor=-1.0),
@@ -106,10 +111,15 @@ BUGS = {
     "step mod 2^16": {"step_modulus": 2**16},
     "a bit of the step is lost": {"step_bits": ALL - 512},
     "two steps with one noise": {"step_bits": ALL - 1},
+    "negated in the next step": {
+        "step_bits": ALL - 1, "modulus": 2, "residue": 1, "factor": -1.0},
     "one noise for all steps": {"step_bits": 0},
+    "a later step moves it on": of("table", back_by_step=5 * 64, step_bits=0),
     "leaves k and k + 16 share": of("k16", like="k00"),
     "leaves of equal shape share": of("other", like="one"),
     "leaves share but for signs": of("other", like="one", factor=-1.0),
+    "leaves share a half": of("other", like="one", factor=0.5**0.5, own_share=0.5**0.5),
+    "pairs of columns share": of("table", 1, every=2, back=1),
     "a scalar shares": of("scalar", like="one"),
     "a tile is repeated": of("table", 512, 1024, back=512),
     "a leaf is shared further on": of("table", 581, 621, like="k00", factor=-1.0),
@@ -139,14 +149,18 @@ class Planted(Independent):
         size = optax.tree.norm(total) / scales.l2_clip_norm  # about that of the batch
         sums = jnp.concatenate([jnp.float32(x).ravel() for x in jax.tree.leaves(total)])
         place = jnp.arange(z.size)
-        acts = (place >= fault["first"]) & (place < fault["stop"])
+        first, stop = fault["first"], fault["stop"]
+        acts = (place >= first) & (place < stop) & ((place - first) % fault["every"] == 0)
         acts &= ~(fault["silent"] & (sums != 0))
         acts &= (step % fault["modulus"] == fault["residue"]) & (step >= fault["from_step"])
         acts &= (size >= fault["least"]) & (size <= fault["most"])
         acts &= scales.l2_clip_norm >= fault["least_clip"]
         factor = fault["factor"] * (jnp.maximum(size, 1e-3) / B) ** fault["power"]
-        moved = jnp.clip(z[place - fault["back"]], fault["low"], fault["high"])
-        z = scales.noise_stddev * jnp.where(acts, factor * moved, z)
+        turned = first + (place - first - step * fault["back_by_step"]) % (stop - first)
+        moved = jnp.clip(z[turned - fault["back"]], fault["low"], fault["high"])
+        flat = math.sqrt(3) * (2 * jax.scipy.stats.norm.cdf(moved) - 1)  # of equal variance
+        moved = jnp.where(fault["uniform"], flat, moved)
+        z = scales.noise_stddev * jnp.where(acts, factor * moved + fault["own_share"] * z, z)
         leaves, structure = jax.tree.flatten(total)
         parts = jnp.split(z, np.cumsum([x.size for x in leaves])[:-1])
         b = scales.expected_batch_size
