@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from dpsgd.engine.modules import module_with_rows, split_module
     from dpsgd.engine.placement import Placement
     from dpsgd.engine.queries import Refinement
+    from dpsgd.engine.sources import RowSource, row_source
     from dpsgd.gradients.clipping import clipped_grad
     from dpsgd.gradients.memory import explain
     from dpsgd.gradients.rows import with_rows
     from dpsgd.gradients.rules import AutomaticClipping, PerLayerClipping
     from dpsgd.models.model import load_exported
     from dpsgd.noise.correlated import BandedToeplitz
+    from dpsgd.runs.log import MetricWriter
     from dpsgd.runs.recommendation import Settings
     from dpsgd.runs.run import Run, resume, run
     from dpsgd.runs.spec import (
@@ -75,6 +77,7 @@ __all__ = [
     "Lazy",
     "LazyTables",
     "Mechanism",
+    "MetricWriter",
     "MovingAverage",
     "Noise",
     "NoiseMultiplier",
@@ -83,6 +86,7 @@ __all__ = [
     "Placement",
     "Platt",
     "Refinement",
+    "RowSource",
     "Run",
     "RunSpec",
     "Segment",
@@ -101,6 +105,7 @@ __all__ = [
     "module_with_rows",
     "public",
     "resume",
+    "row_source",
     "run",
     "select",
     "split_module",
@@ -123,6 +128,7 @@ _MODULES = {
     ),
     "models.model": ("load_exported",),
     "runs.run": ("Run", "resume", "run"),
+    "runs.log": ("MetricWriter",),
     "runs.recommendation": ("Settings",),
     "runs.spec": (
         "Adam",
@@ -149,6 +155,7 @@ _MODULES = {
     "core.mechanism": ("Mechanism",),
     "gradients.memory": ("explain",),
     "engine.modules": ("module_with_rows", "split_module"),
+    "engine.sources": ("RowSource", "row_source"),
     "engine.placement": ("Placement",),
     "engine.queries": ("Refinement",),
 }

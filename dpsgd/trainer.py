@@ -27,6 +27,7 @@ from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.loop import Block, check_parameters, columns_of
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.queries import Refinement
+from dpsgd.engine.sources import RowSource, SourceColumn
 from dpsgd.noise.keys import Keys
 from dpsgd.runs.job import Journal, Training
 from dpsgd.runs.log import MetricWriter, TrainingLog, writer_of
@@ -49,7 +50,7 @@ def train(
     algorithm: Algorithm,
     mechanism: Mechanism,
     params: PyTree,
-    data: PyTree | UnitData,
+    data: PyTree | UnitData | RowSource,
     *,
     delta: float | None = None,
     insecure_seed: int | None = None,
@@ -95,7 +96,8 @@ def train(
         and the result has the module in place of parameters.
       data: Pytree of arrays with one leading row per example; or `UnitData`, whose population
         defines the protected unit. NaN or infinity gives a warning, which looks at private rows
-        without a guarantee; it tells neither their number nor their places.
+        without a guarantee; it tells neither their number nor their places. Or a `RowSource`, of
+        which a background thread reads the rows of the next block.
       delta: Probability delta of the guarantee, in (0, 0.1); by default `accounting.default_delta`.
       insecure_seed: Seed in [0, 2**64) of reproducible sampling and noise, for debugging. It gives
         a warning, and no guarantee. None: fresh secrets from the operating system.
@@ -254,14 +256,14 @@ def _unchanged(params: PyTree) -> PyTree:
 def not_finite(tree: PyTree) -> list[str]:
     """Returns the paths of arrays with NaN or infinity.
 
-    Arrays of the host are read in parts.
+    Arrays of the host are read in parts; sources are not read.
 
     >>> not_finite({"x": np.array([1.0, np.nan]), "y": np.array([0, 1])})
     ["['x']"]
     """
     paths = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        if isinstance(leaf, SourceColumn) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
         if isinstance(leaf, jax.Array):
             finite = bool(jnp.isfinite(leaf).all())

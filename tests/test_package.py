@@ -37,11 +37,11 @@ PUBLIC = {
     """,
     "dpsgd": """
         Adam Auto AutomaticClipping Banded BandedToeplitz Diagnostics Independent Lazy
-        LazyTables Mechanism MovingAverage Noise NoiseMultiplier NonPrivate PerLayerClipping
-        Placement Platt Refinement Run RunSpec SGD Segment Settings TailAverage
-        TargetEpsilon Task Trials averaged calibration_sums clipped_grad cost
-        dpsgd explain load_exported module_with_rows public resume run select split_module train
-        train_blocks with_rows
+        LazyTables Mechanism MetricWriter MovingAverage Noise NoiseMultiplier NonPrivate
+        PerLayerClipping Placement Platt Refinement RowSource Run RunSpec SGD Segment Settings
+        TailAverage TargetEpsilon Task Trials averaged calibration_sums clipped_grad cost
+        dpsgd explain load_exported module_with_rows public resume row_source run select
+        split_module train train_blocks with_rows
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""

@@ -17,6 +17,7 @@ from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import most_passes, pad_columns, plan_blocks, select_columns, with_rows
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import program, put_on_device, shapes_of_rows
+from dpsgd.engine.sources import is_streamed
 from dpsgd.engine.step import BlockInputs, Watch, compiled_block
 from dpsgd.noise.keys import Keys, Seeds
 from samplers import BatchSampler, BatchSource
@@ -84,7 +85,7 @@ class Layout(NamedTuple):
                 )
             data_on = "host"
         if data_on is None:
-            data_on = "host" if size > placement.free_memory / 2 else "device"
+            data_on = "host" if is_streamed(data) or size > placement.free_memory / 2 else "device"
         if data_on == "host":
             a_step = sampler.padded_batch_size * size / sampler.num_examples
             block_steps = max(1, min(block_steps, int(STREAMED_BYTES / a_step)))

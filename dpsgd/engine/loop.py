@@ -20,6 +20,7 @@ from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import in_background
 from dpsgd.engine.feed import BLOCK_STEPS, Layout, keys_of
 from dpsgd.engine.placement import Placement
+from dpsgd.engine.sources import RowSource, columns_of_source
 from dpsgd.engine.step import BlockInputs, Watch, compiled_block, flush_noise
 from dpsgd.noise.keys import Keys, Seeds
 from samplers import BatchSampler, UnitData
@@ -54,7 +55,7 @@ def train_blocks(
     algorithm: Algorithm,
     mechanism: Mechanism,
     state: TrainState,
-    data: PyTree | UnitData,
+    data: PyTree | UnitData | RowSource,
     *,
     insecure_seed: int | None = None,
     block_steps: int = BLOCK_STEPS,
@@ -77,7 +78,8 @@ def train_blocks(
       algorithm: Training algorithm, from `dpsgd`.
       mechanism: Sampler, sigma and C.
       state: State from `algorithm.init`, or a later one to continue from.
-      data: Pytree of arrays with one leading row per example, [num_examples, ...]; or `UnitData`.
+      data: Pytree of arrays with one leading row per example, [num_examples, ...]; `UnitData`; or a
+        `RowSource`.
       insecure_seed: Seed in [0, 2**64) of reproducible sampling and noise, for debugging; it voids
         the guarantee. None: fresh secrets from the operating system, so that no two calls share
         noise or draws. A call that continues from a later state then needs the `noise` of
@@ -172,6 +174,7 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
     if isinstance(data, UnitData):
         sampler.protected_unit(data.population)
         data = data.columns
+    data = columns_of_source(data)
     if not jax.tree.leaves(data):
         raise ValueError("data holds no arrays")
     for path, column in jax.tree_util.tree_leaves_with_path(data):

@@ -1,0 +1,220 @@
+"""Row sources: data that are read row by row, from tables or files, as a run needs them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+PyTree = Any
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """Rows that are read by their indices, in place of arrays."""
+
+    def __len__(self) -> int:
+        """Returns the number of rows, which stays the same."""
+
+    def take(self, indices: np.ndarray) -> PyTree:
+        """Returns rows as a pytree of arrays, [len(indices), ...] each.
+
+        Args:
+          indices: int64[rows], sorted and distinct; the result has their order. A background thread
+            calls this method while the previous block of steps computes.
+        """
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a table in memory or memory-mapped: a dictionary with an array per column.
+
+    Attributes:
+      length: Number of rows.
+      column: Function of a column's name and of indices that returns an array.
+      names: Names of the columns.
+    """
+
+    length: int
+    column: Callable[[str, np.ndarray], np.ndarray]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: np.asarray(self.column(name, indices)) for name in self.names}
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows of a sequence of examples, such as a random-access source of grain or of PyTorch.
+
+    Attributes:
+      sequence: Object with a length, whose items are pytrees of numbers or arrays of one shape.
+    """
+
+    sequence: Any
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    def take(self, indices: np.ndarray) -> PyTree:
+        examples = [self.sequence[int(index)] for index in indices]
+        return jax.tree.map(lambda *values: np.stack([np.asarray(x) for x in values]), *examples)
+
+
+def row_source(table: Any, columns: Sequence[str] | None = None) -> RowSource:
+    """Returns the row source of a table or of a sequence of examples.
+
+    Args:
+      table: Table of Arrow, frame of pandas or polars, or sequence of examples.
+      columns: Columns to read, by name; all by default. Not for sequences.
+
+    Raises:
+      ValueError: If `table` has no such column, or is of another kind.
+
+    >>> source = row_source([{"x": 1.0}, {"x": 2.0}, {"x": 4.0}])
+    >>> source.take(np.array([0, 2]))["x"].tolist()
+    [1.0, 4.0]
+    """
+    library = type(table).__module__.partition(".")[0]
+    if library not in _READERS:
+        if not (hasattr(table, "__len__") and hasattr(table, "__getitem__")) or columns is not None:
+            raise ValueError(
+                f"table is a {type(table).__name__}, not a table of Arrow, pandas or polars; "
+                "sequences of examples have no columns"
+            )
+        return Examples(table)
+    known = list(table.column_names if library == "pyarrow" else table.columns)
+    names = known if columns is None else list(columns)
+    if missing := [name for name in names if name not in known]:
+        raise ValueError(f"columns names {missing[0]!r}; the table has {', '.join(known)}")
+    read = _READERS[library]
+    return Table(len(table), lambda name, rows: read(table, name, rows), tuple(names))
+
+
+_READERS: dict[str, Callable[[Any, str, np.ndarray], Any]] = {
+    "pandas": lambda frame, name, rows: frame[name].to_numpy()[rows],
+    "polars": lambda frame, name, rows: frame[name].gather(rows).to_numpy(),
+    "pyarrow": lambda table, name, rows: table[name].take(rows).to_numpy(),
+}
+"""Functions of a table, a column's name and indices that return an array, by library."""
+
+
+class SourceError(ValueError):
+    """A row source that did not return the rows that it was asked for."""
+
+
+class _Reader:
+    """Reads rows of a source once for all columns, and checks them."""
+
+    def __init__(self, source: RowSource) -> None:
+        self.source, self.length = source, len(source)
+        self.all_rows = range(self.length)
+        if self.length < 1:
+            raise SourceError("data is a RowSource without rows")
+        leaves, self.structure = jax.tree.flatten(source.take(np.arange(1)))
+        self.shapes = [(np.shape(leaf)[1:], np.asarray(leaf).dtype) for leaf in leaves]
+        self._read_last: Any = None
+        self._rows: dict[int, np.ndarray] = {}
+
+    def read(self, column: int, rows: np.ndarray | range, offset: int = 0) -> np.ndarray:
+        """Returns rows of one column; calls for other columns of the same rows read nothing.
+
+        Args:
+          column: Number of the column.
+          rows: Indices of rows; the same object for all columns.
+          offset: Number that is added to the indices.
+        """
+        if rows is not self._read_last or column not in self._rows:
+            distinct, places = np.unique(np.asarray(rows) + offset, return_inverse=True)
+            leaves = self._take(distinct.astype(np.int64))
+            self._read_last = rows
+            self._rows = {k: leaf[places] for k, leaf in enumerate(leaves)}
+        values = self._rows.pop(column)  # not to be kept while the next block is read
+        if not self._rows:
+            self._read_last = None
+        return values
+
+    def _take(self, indices: np.ndarray) -> list[np.ndarray]:
+        place = f"data.take of {len(indices)} rows from index {indices[0]}"
+        try:
+            rows, length = self.source.take(indices), len(self.source)
+        except Exception as error:
+            raise SourceError(f"{place} failed: {type(error).__name__}: {error}") from error
+        if length != self.length:
+            raise SourceError(f"data has {length} rows, {self.length} before {place}")
+        leaves, structure = jax.tree.flatten(rows)
+        if structure != self.structure:
+            raise SourceError(f"{place} returned {structure}, {self.structure} before")
+        leaves = [np.asarray(leaf) for leaf in leaves]
+        for leaf, (shape, dtype) in zip(leaves, self.shapes, strict=True):
+            if leaf.shape != (len(indices), *shape) or leaf.dtype != dtype:
+                raise SourceError(
+                    f"{place} returned {leaf.dtype}{list(leaf.shape)} in place of "
+                    f"{dtype}{[len(indices), *shape]}"
+                )
+        return leaves
+
+
+@dataclass(frozen=True, eq=False)
+class SourceColumn:
+    """Column of a row source, which engines index as they index an array."""
+
+    reader: _Reader
+    number: int
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.stop - self.start, *self.reader.shapes[self.number][0])
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.reader.shapes[self.number][1]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, rows: Any) -> Any:
+        if isinstance(rows, slice):
+            first, stop, _ = rows.indices(len(self))
+            return SourceColumn(self.reader, self.number, self.start + first, self.start + stop)
+        return self.reader.read(self.number, rows, self.start)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        values = self.reader.read(self.number, self.reader.all_rows)[self.start : self.stop]
+        return values.astype(dtype or self.dtype, copy=False)
+
+
+def columns_of_source(data: Any) -> PyTree:
+    """Returns the columns of a row source; other data as they are.
+
+    Args:
+      data: `RowSource`, table of Arrow, pandas or polars, or a pytree of arrays.
+
+    Raises:
+      SourceError: If the source has no rows.
+    """
+    if type(data).__module__.partition(".")[0] in _READERS:
+        data = row_source(data)
+    if hasattr(data, "dtype") or not isinstance(data, RowSource):
+        return data
+    reader = _Reader(data)
+    columns = [SourceColumn(reader, k, 0, reader.length) for k in range(len(reader.shapes))]
+    return jax.tree.unflatten(reader.structure, columns)
+
+
+def is_streamed(data: PyTree) -> bool:
+    """Returns True if columns are read from a source, row by row."""
+    return any(isinstance(leaf, SourceColumn) for leaf in jax.tree.leaves(data))

@@ -1,0 +1,151 @@
+"""Rows that are read by their indices train the same model as arrays do, or stop the run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import polars
+import pyarrow
+import pytest
+
+from dpsgd import Mechanism, RowSource, dpsgd, row_source, train, train_blocks
+from samplers import BallsAndBins, Deterministic
+
+N = 60
+COLUMNS = {
+    "x": np.random.default_rng(0).normal(size=N).astype(np.float32),
+    "y": np.arange(N, dtype=np.int32) % 7,
+}
+MECHANISM = Mechanism(BallsAndBins(N, 12, 2), 1.0, 1.0)
+
+
+class Stored:
+    """Rows of arrays in a store that is read by a program, with its last calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __len__(self):
+        return N
+
+    def take(self, indices):
+        self.calls.append(indices)
+        return {name: column[indices] for name, column in COLUMNS.items()}
+
+
+def examples():
+    return [{name: column[i] for name, column in COLUMNS.items()} for i in range(N)]
+
+
+def of_pandas():
+    return pytest.importorskip("pandas").DataFrame(COLUMNS)
+
+
+SOURCES = {
+    "own": Stored,
+    "arrow": lambda: pyarrow.table(COLUMNS),
+    "polars": lambda: polars.DataFrame(COLUMNS),
+    "pandas": of_pandas,
+    "examples": lambda: row_source(examples()),
+    "columns": lambda: row_source(
+        pyarrow.table({**COLUMNS, "name": ["?"] * N}), columns=["x", "y"]
+    ),
+}
+
+
+def loss_fn(w, example):
+    return jnp.square(w[0] * example["x"] + w[1] - example["y"])
+
+
+def trained(data, **how):
+    how = {"insecure_seed": 1, "audit": False, "block_steps": 4, **how}
+    return train(dpsgd(loss_fn, optax.sgd(0.1)), MECHANISM, jnp.ones(2), data, **how).params
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("data_on", [None, "device"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_source_trains_the_model_of_its_columns(source, data_on):
+    expected = trained(COLUMNS, data_on="host")
+    np.testing.assert_array_equal(trained(SOURCES[source](), data_on=data_on), expected)
+
+
+def test_a_source_is_audited_without_reading_rows():
+    source = Stored()
+    result = train(
+        dpsgd(loss_fn, optax.sgd(0.1)),
+        MECHANISM,
+        jnp.ones(2),
+        source,
+        on_block=lambda step, params: True,
+        block_steps=4,
+    )
+    assert any("audit before training: passed" in note for note in result.guarantee.notes)
+    assert len(source.calls) <= 4  # one row for the types, and the blocks under way
+
+
+def test_a_block_is_read_once_for_all_columns_without_repeated_rows():
+    source = Stored()
+    trained(source)
+    assert all((np.diff(indices) > 0).all() for indices in source.calls)
+    assert len(source.calls) == 1 + 3  # ten steps in blocks of four
+
+
+class Damaged(Stored):
+    def __init__(self, problem):
+        super().__init__()
+        self.problem = problem
+
+    def __len__(self):
+        return N + (self.problem == "length" and len(self.calls) > 2)
+
+    def take(self, indices):
+        rows = super().take(indices)
+        if len(self.calls) <= 2:
+            return rows
+        if self.problem == "error":
+            raise OSError("the disk is gone")
+        return {
+            "rows": {name: column[:-1] for name, column in rows.items()},
+            "dtype": {**rows, "x": rows["x"].astype(np.float64)},
+            "structure": {"x": rows["x"]},
+            "length": rows,
+        }[self.problem]
+
+
+DAMAGED = {
+    "error": "from index 0 failed: OSError: the disk is gone",
+    "rows": r"returned float32\[39\] in place of float32\[40\]",
+    "dtype": r"returned float64\[40\] in place of float32",
+    "structure": "returned PyTreeDef",
+    "length": "data has 61 rows, 60 before",
+}
+
+
+@pytest.mark.parametrize("problem", DAMAGED)
+def test_a_damaged_source_stops_the_run_after_the_last_good_block(problem):
+    mechanism = Mechanism(Deterministic(N, 10, 2), 1.0, 1.0)
+    algorithm = dpsgd(loss_fn, optax.sgd(0.1))
+    state, steps = algorithm.init(jnp.ones(2), mechanism), []
+    blocks = train_blocks(algorithm, mechanism, state, Damaged(problem), block_steps=4)
+    with pytest.raises(ValueError, match=DAMAGED[problem]) as why:
+        steps.extend(block.steps.stop for block in blocks)
+    assert steps == [4]
+    assert "data.take of 40 rows" in str(why.value)
+    assert "\n" not in str(why.value)
+
+
+def test_what_is_no_source_is_refused_in_one_line():
+    with pytest.raises(ValueError, match="table is a int, not a table of Arrow"):
+        row_source(3)
+    with pytest.raises(ValueError, match="columns names 'z'; the table has x, y"):
+        row_source(pyarrow.table(COLUMNS), columns=["z"])
+    with pytest.raises(ValueError, match="has 60 rows, but the sampler"):
+        train(
+            dpsgd(loss_fn, optax.sgd(0.1)),
+            Mechanism(BallsAndBins(61, 12), 1.0, 1.0),
+            jnp.ones(2),
+            Stored(),
+        )
+    assert isinstance(Stored(), RowSource)
+    assert not isinstance(jax.tree.leaves(COLUMNS), RowSource)
