@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -99,21 +100,25 @@ def probe_rows(mechanism: Mechanism) -> int:
     return ROWS * math.prod(mechanism.sampler.clipped_shape)
 
 
-def once(make: Callable[[], AuditReport], state: PyTree, key: tuple[Any, ...]) -> AuditReport:
-    """Returns an audit's report, cached for equal audits.
+def once(
+    make: Callable[[], AuditReport], state: PyTree, program: Any, key: tuple[Any, ...]
+) -> AuditReport:
+    """Returns an audit's report, cached for equal audits of one executable.
 
     Only reports that passed are cached, in this process and for states of at most `_KNOWN` bytes.
+    A task that was changed in place is audited again once its program is compiled again.
 
     Args:
       make: Function that performs the audit.
       state: Pytree of arrays that the audit reads, compared by value.
+      program: Executable that trains; the cache does not keep it alive.
       key: Everything else that the audit depends on; without cache if its first entry is None.
     """
     small = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) <= _KNOWN
     if key[0] is None or not small:
         return make()
     # Other settings of the compiler give another program.
-    key = Parts(*key), arrays_digest(state), json.dumps(compilation())
+    key = Parts(*key), weakref.ref(program), arrays_digest(state), json.dumps(compilation())
     if (cached := _passed.get(key)) is not None:
         return cached
     report = make()

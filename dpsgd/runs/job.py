@@ -221,11 +221,12 @@ class Training:
             same = None  # without @dataclass, a class compares inherited fields alone
         checks: tuple[CheckResult, ...] = ()
         audited_parts: list[str] = []
+        block, *sums = self.programs()
         if int(state.step) < mechanism.sampler.num_steps:
             progress("auditing the program and the sampler")
             run = self.algorithm, mechanism, state, self.layout, self.synthetic
             key: tuple[Any, ...] = same, self.algorithm, mechanism, self.layout
-            report = once(lambda: audit_synthetic(*run), state, key)
+            report = once(lambda: audit_synthetic(*run), state, block, key)
             checks += report.checks
             audited_parts += ["the compiled program", *["the draws"] * report.sampler_audited]
         if refinement is not None:
@@ -239,7 +240,7 @@ class Training:
                 )
 
             key = same, refinement, mechanism.sums_mechanism(), self.query_placement
-            checks += once(queries, state.params, key).checks
+            checks += once(queries, state.params, sums[0], key).checks
             audited_parts.append("the sums over all rows")
         return verdict(AuditReport(checks), audited_parts)
 

@@ -142,6 +142,18 @@ def test_an_audit_is_remembered_for_equal_runs_under_equal_settings(monkeypatch)
     assert len(made) == 4
 
 
+def test_audit_is_repeated_for_a_program_that_is_compiled_again(monkeypatch):
+    """A task that is changed in place trains another program once its first is dropped."""
+    made, job = audits(monkeypatch), job_of()
+    job.audit(job.start())
+    job.audit(job.start())
+    assert len(made) == 1
+    for power in range(programs.MOST_PROGRAMS):  # push the run's program out
+        programs.program(pow, (power,), (3.0,))
+    job.audit(job.start())
+    assert len(made) == 2
+
+
 def test_no_audit_is_remembered_of_samplers_that_are_equal_whatever_they_hold(monkeypatch):
     made, job = audits(monkeypatch), job_of()
 
