@@ -40,7 +40,7 @@ def test_until_it_is_whole_a_file_is_what_it_was(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_of_two_that_write_one_file_one_does_and_the_other_is_told(tmp_path):
+def test_the_second_writer_of_a_file_is_refused(tmp_path):
     path = tmp_path / "file"
 
     def write(file):
@@ -53,7 +53,7 @@ def test_of_two_that_write_one_file_one_does_and_the_other_is_told(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_is_renamed_before_it_can_be_locked_is_left_as_it_is(tmp_path, monkeypatch):
+def test_a_file_renamed_before_its_lock_is_left_as_it_is(tmp_path, monkeypatch):
     path, flock = tmp_path / "file", files.fcntl.flock
 
     def late(*arguments):

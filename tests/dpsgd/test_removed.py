@@ -34,7 +34,7 @@ def test_removed_options_are_refused_with_the_version(entry):
 
 
 @pytest.mark.parametrize("name", ["bounds_epsilon", "outer_bounds", "weight_bound"])
-def test_removed_arguments_of_estimators_are_refused_with_the_version(name):
+def test_removed_estimator_arguments_are_refused_with_version(name):
     with pytest.raises(ValueError, match=f"^{name}: {NOTICE}$"):
         DPClassifier(**{name: 1.0})
     with pytest.raises(ValueError, match=f"^sample_weight: {NOTICE}$"):

@@ -59,7 +59,7 @@ def audited(found):
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # as of huge rows that 32 bits do not hold
-def test_a_run_is_audited_by_the_program_that_trains_compiled_once(caplog):
+def test_the_training_program_is_audited_and_compiled_once(caplog):
     programs._executable.cache_clear()
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
         note = audited(trained())
@@ -116,7 +116,7 @@ def test_without_an_audit_the_guarantee_says_so(rows_of_audits):
     assert not rows_of_audits
 
 
-def test_rows_of_an_audit_are_made_of_the_shapes_and_types_of_the_data_alone(rows_of_audits):
+def test_audit_rows_depend_on_shapes_and_dtypes_alone(rows_of_audits):
     trained(rows=data(1))
     trained(rows=jax.tree.map(np.zeros_like, data(2)))
     first, second = rows_of_audits
@@ -173,9 +173,7 @@ UNITS = Multistage(TREE, (2, 3), steps=4, clipped_level=1)
     [(SHUFFLED.sampler, data()), (UNITS, UnitData.of_tree(TREE, data()))],
     ids=["examples", "units"],
 )
-def test_a_loss_that_could_see_other_examples_is_refused_before_its_run_begins(
-    sampler, rows, audit
-):
+def test_a_cross_example_loss_is_refused_before_training(sampler, rows, audit):
     algorithm = dpsgd(lambda w, x: jnp.sum(jnp.dot(shared(x["x"]), w)), optax.sgd(0.1))
     mechanism = Mechanism(sampler, 1.0, 1.0)
     with pytest.raises(ValueError, match="custom_vmap"):
@@ -230,7 +228,7 @@ SUMS = dataclasses.replace(SHUFFLED, full_sums=FullSums(2, 2.0, 8.0))
 
 
 @pytest.mark.long
-def test_a_refined_run_is_the_run_and_its_sums_and_its_guarantee_that_of_both():
+def test_a_refined_run_adds_its_sums_and_their_cost():
     of, ends = dataclasses.replace(SUMS, full_sums=FullSums(2, 1e-5, 8.0)), []
     for how in ({}, {"mechanism": of, "refinement": Shifted()}):
         with pytest.warns(UserWarning, match="NO GUARANTEE"):
@@ -280,7 +278,7 @@ def test_sums_and_a_refinement_come_together():
 
 
 @pytest.mark.parametrize("audit", [True, False])
-def test_a_refinement_that_could_see_other_rows_is_refused_before_its_run_begins(audit):
+def test_a_cross_example_refinement_is_refused_before_training(audit):
     class Mixing(Shifted):
         def reads(self, params, example):
             return shared(example["x"])

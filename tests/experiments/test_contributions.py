@@ -88,7 +88,7 @@ def u_data(tmp_path):
     return tmp_path / "u.data"
 
 
-def test_a_model_of_ratings_is_chosen_with_a_guarantee_of_all_that_is_released(u_data, command):
+def test_the_rating_model_has_one_guarantee_for_all_outputs(u_data, command):
     words = ["choose", u_data, "--target-epsilon", "0.7", "--caps", "2", "3"]
     model, guarantee = command(*words).splitlines()
     assert guarantee.startswith(

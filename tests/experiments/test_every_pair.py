@@ -345,7 +345,5 @@ QUICK = [next(row for row in ROWS if row["task"] == kind) for kind in ("binary",
 
 @pytest.mark.short(*map(named, QUICK))
 @pytest.mark.parametrize("row", ROWS, ids=named)
-def test_every_row_trains_resumes_and_is_evaluated_exported_and_started_from(
-    row, days, tmp_path, command
-):
+def test_every_row_trains_resumes_evaluates_exports_and_restarts(row, days, tmp_path, command):
     check(row, days, tmp_path, command)

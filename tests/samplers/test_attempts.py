@@ -75,7 +75,7 @@ def test_attempts_cost_at_most_the_epochs_that_they_enter(sampler):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_ends_chosen_within_limits_cost_at_most_the_entered_draws(sampler):
+def test_ends_within_limits_cost_at_most_the_entered_draws(sampler):
     # Whoever may choose ends may also choose others, of as many attempts, epochs and steps.
     for taken, chosen in (
         ([range(20), range(20, 80)], [range(80)]),
@@ -177,7 +177,7 @@ class OneSubset(EpochSampler):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
-def test_each_attempt_of_an_outside_sampler_of_one_draw_has_its_own(epsilon):
+def test_each_attempt_of_an_outside_one_draw_sampler_has_its_own(epsilon):
     sampler, attempts = OneSubset(600, 300, epochs=2), [range(4), range(4)]
     price, two = sampler.privacy_of(0.3, attempts), PoissonProfile(0.3 / math.sqrt(2.0), 0.5, 2)
     # An example is in one of two subsets more often than in one: one draw of all epochs costs less.

@@ -97,7 +97,7 @@ class Shuffled(Poisson):
         return Shuffle(self.num_examples, self.batch_size).participations(seed, epoch, chunk)
 
 
-def test_an_own_sampler_that_claims_poisson_and_shuffles_is_refused():
+def test_a_shuffling_sampler_claimed_as_poisson_is_refused():
     report = audit(sampler=Shuffled(N, 10, 2), microbatch_size=3)
     with pytest.raises(ValueError, match="at the rates of the law"):
         report.require_passed()

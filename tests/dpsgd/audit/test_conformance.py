@@ -184,7 +184,7 @@ class SlightlyTooOften(Poisson):
         return more.participations(seed, epoch, chunk)
 
 
-def test_a_sampler_is_looked_at_more_closely_by_its_own_tests_than_before_a_run():
+def test_check_sampler_finds_rates_too_close_for_the_audit():
     faulty = SlightlyTooOften(20_000, 2_000, 2)  # a rate that is 0.5 % too large
     assert all(check.passed for check in law_checks(faulty))
     with pytest.raises(AssertionError, match="rates of the law"):
@@ -242,7 +242,7 @@ def test_a_faulty_noise_or_one_that_is_priced_too_low_is_refused(noise, wrong):
         check_noise(noise, steps=24)
 
 
-def test_noise_of_more_bands_than_the_separation_is_refused_whatever_it_is_priced_as():
+def test_noise_of_too_many_bands_is_refused_at_any_price():
     with pytest.raises(ValueError, match="more than the minimum separation 2"):
         check_noise(CheapBands((4.0, 2.0, 1.0)), sampler=Deterministic(16, 8, 12))
 
@@ -335,6 +335,6 @@ class Restless(Line):
 
 
 @pytest.mark.parametrize("kind", [Growing, Restless])
-def test_a_task_whose_parameters_differ_from_time_to_time_is_refused(kind):
+def test_a_task_whose_parameters_differ_per_call_is_refused(kind):
     with pytest.raises(AssertionError, match="equal seeds give equal parameters"):
         check_task(kind())

@@ -53,7 +53,7 @@ KINDS = {
 }
 
 
-def test_a_first_state_is_held_to_the_bit_and_takes_no_memory_but_the_parameters():
+def test_held_first_state_is_exact_and_shares_parameter_memory():
     params = {"table": -jnp.zeros(9), "w": jnp.arange(float(D))}
     state = ALGORITHM.init(params, Mechanism(POISSON, 1.0, 1.0))
     found = held(state, params)
@@ -96,7 +96,7 @@ def test_releases_show_the_sum_of_whoever_takes_part(program):
         assert leaf.tobytes() == empty.tobytes()
 
 
-def test_steps_and_attempts_name_the_noise_and_numbers_of_the_mechanism_are_arguments(program):
+def test_noise_depends_on_step_and_attempt_and_scales_with_clip(program):
     first, again = program.release(), program.release()
     assert all(a.tobytes() == b.tobytes() for a, b in zip(first, again, strict=True))
     doubled = dataclasses.replace(program.mechanism, l2_clip_norm=2e3)
@@ -109,9 +109,7 @@ def test_steps_and_attempts_name_the_noise_and_numbers_of_the_mechanism_are_argu
     assert np.array_equal(2 * first[1], other[1])
 
 
-def test_it_is_the_executable_that_trains_and_watched_blocks_hold_the_same_releases(
-    program, monkeypatch
-):
+def test_probe_runs_the_training_executable_with_equal_releases(program, monkeypatch):
     ran = []
     compiled_block = loop.compiled_block
     monkeypatch.setattr(
@@ -141,7 +139,7 @@ def test_it_is_the_executable_that_trains_and_watched_blocks_hold_the_same_relea
     assert len(set(map(id, [*ran, program.program]))) == 1
 
 
-def test_advancing_takes_the_step_of_training_and_shows_its_release_where_asked(program):
+def test_advancing_takes_a_training_step_and_shows_its_release(program):
     after, shown = (
         program.called(program.begun(), [0, 1], return_gradient=shown)[0] for shown in (False, True)
     )

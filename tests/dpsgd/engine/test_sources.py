@@ -84,7 +84,7 @@ def test_a_source_is_audited_without_reading_rows():
     assert len(source.calls) <= 4  # one row for the types, and the blocks under way
 
 
-def test_a_block_is_read_once_for_all_columns_without_repeated_rows():
+def test_a_block_of_all_columns_is_read_once_without_repeats():
     source = Stored()
     trained(source)
     assert all((np.diff(indices) > 0).all() for indices in source.calls)
@@ -123,7 +123,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("problem", DAMAGED)
-def test_a_damaged_source_stops_the_run_after_the_last_good_block(problem):
+def test_a_damaged_source_stops_a_run_after_the_last_good_block(problem):
     mechanism = Mechanism(Deterministic(N, 10, 2), 1.0, 1.0)
     algorithm = dpsgd(loss_fn, optax.sgd(0.1))
     state, steps = algorithm.init(jnp.ones(2), mechanism), []

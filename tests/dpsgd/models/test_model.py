@@ -53,7 +53,7 @@ def test_a_model_says_of_rows_what_its_parameters_say(home, model):
     assert model.evaluate(f"{home}/rows.npz") == {"error": pytest.approx(error, rel=1e-5)}
 
 
-def test_a_model_brings_its_guarantee_and_what_is_public_of_its_task(home, model):
+def test_a_model_has_its_guarantee_and_public_task_description(home, model):
     audit = json.loads((home / "run" / "report.json").read_text())["audit"]
     assert audit.startswith("not made: ")
     stated = json.loads((home / "run" / "guarantee.json").read_text())
@@ -67,7 +67,7 @@ def test_a_model_brings_its_guarantee_and_what_is_public_of_its_task(home, model
     assert "array" not in shown
 
 
-def test_an_export_holds_parameters_guarantee_and_task_and_not_where_the_data_lie(home):
+def test_an_export_holds_no_path_of_the_data(home):
     files = {path.name: path.read_bytes() for path in (home / "model").iterdir()}
     assert sorted(files) == ["guarantee.json", "model.json", "params.npz"]
     assert "/secret" in (home / "run" / "config.json").read_text()
@@ -81,7 +81,7 @@ def test_a_method_that_a_task_lacks_is_named(home, method):
         getattr(lacking, method)(home / "rows.npz")
 
 
-def test_whether_rows_trained_a_model_is_known_of_a_run_and_not_of_an_export(home, tmp_path):
+def test_runs_know_their_training_rows_and_exports_do_not(home, tmp_path):
     run, exported = (read_model(home / name, kinds=KINDS) for name in ("run", "model"))
     assert models.trained_on(run, Path("anywhere"), kinds=KINDS)  # its rows lie nowhere
     assert not models.trained_on(exported, Path("anywhere"), kinds=KINDS)
@@ -97,7 +97,7 @@ def test_whether_rows_trained_a_model_is_known_of_a_run_and_not_of_an_export(hom
         assert models.trained_on(rows, Path("anywhere"), kinds=KINDS)
 
 
-def test_a_loaded_model_is_of_a_task_that_is_given_or_that_a_package_has(home, monkeypatch):
+def test_a_model_loads_with_a_passed_or_an_installed_task(home, monkeypatch):
     for task in (Readable, readable, Readable()):
         assert load_exported(home / "model", task).task == readable
     with pytest.raises(ValueError, match=f"of the task '{NAME}', which no installed package has"):
@@ -121,9 +121,7 @@ def test_a_task_that_two_packages_have_is_refused_by_naming_both(tmp_path, monke
         models.installed_tasks()
 
 
-def test_a_file_chooses_among_installed_tasks_and_has_no_module_imported(
-    home, tmp_path, monkeypatch
-):
+def test_a_file_names_installed_tasks_and_imports_no_module(home, tmp_path, monkeypatch):
     bundle = shutil.copytree(home / "model", tmp_path / "bundle")
     monkeypatch.syspath_prepend(bundle)
     (bundle / "planted.py").write_text("raise SystemExit('imported')")
@@ -143,7 +141,7 @@ def test_a_model_is_read_with_numpy_alone_until_it_is_asked():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_parameters_are_read_without_being_made_where_the_task_can_be_traced(home):
+def test_traceable_tasks_have_parameters_read_without_init(home):
     class Huge(Readable):
         def init(self, seed):
             import jax.numpy as jnp

@@ -38,13 +38,13 @@ def half_noise(monkeypatch):
     )
 
 
-def test_a_run_with_too_little_noise_is_refused_and_leaves_nothing(half_noise, tmp_path):
+def test_a_run_with_too_little_noise_leaves_no_files(half_noise, tmp_path):
     with pytest.raises(ValueError, match=r"a step releases what the definition.*do not train it"):
         run(Line(width=499), config_of(audit=True), tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_audit_says_what_it_found_changes_no_bit_and_can_be_switched_off(tmp_path, monkeypatch):
+def test_the_audit_is_reported_optional_and_changes_no_bit(tmp_path, monkeypatch):
     keys = []
     derive = RootKey.noise_key
     monkeypatch.setattr(
@@ -130,7 +130,7 @@ def job_of(**changed):
     return Job.of_task(line, resolved(config_of(audit=True, **changed), Population(160)))
 
 
-def test_an_audit_is_remembered_for_equal_runs_under_equal_settings(monkeypatch):
+def test_an_audit_is_cached_for_equal_runs_and_jax_settings(monkeypatch):
     made = audits(monkeypatch)
     changes = [{}, {}, {"noise_multiplier": 2.0}, {"init_seed": 1}, {}]
     for changed, count in zip(changes, (1, 1, 2, 3, 3), strict=True):
@@ -154,7 +154,7 @@ def test_audit_is_repeated_for_a_program_that_is_compiled_again(monkeypatch):
     assert len(made) == 2
 
 
-def test_no_audit_is_remembered_of_samplers_that_are_equal_whatever_they_hold(monkeypatch):
+def test_no_audit_is_cached_for_samplers_with_extra_attributes(monkeypatch):
     made, job = audits(monkeypatch), job_of()
 
     class Held(type(job.mechanism.sampler)):

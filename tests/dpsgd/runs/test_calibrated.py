@@ -139,7 +139,7 @@ KILLED = ("before the sums", "declared and not released", "released and not save
 @pytest.mark.short("*asked to stop", "*released and not saved", "secret-declared and not released")
 @pytest.mark.parametrize("where", MOMENTS)
 @pytest.mark.parametrize("insecure", [True, False], ids=["of a seed", "secret"])
-def test_killed_around_its_sums_a_run_goes_on_to_the_same_bits_or_counts_them_once_more(
+def test_a_run_killed_around_its_sums_resumes_or_recounts_them(
     whole, tmp_path, monkeypatch, where, insecure
 ):
     out = killed(tmp_path / "run", where, monkeypatch, insecure_seed=3 if insecure else None)
@@ -181,7 +181,7 @@ def test_a_resumed_run_chooses_no_sums_again_and_counts_its_own(tmp_path, monkey
 # --- The audit -----------------------------------------------------------------------------------
 
 
-def test_the_sums_are_audited_before_the_run_and_before_it_goes_on(tmp_path, monkeypatch):
+def test_the_sums_are_audited_before_training_and_resuming(tmp_path, monkeypatch):
     audit._passed.clear()
     made, sound = [], coupled.audit_program
     passed = AuditReport((CheckResult("sums add up", True, "as wanted"),))
@@ -201,9 +201,7 @@ def test_the_sums_are_audited_before_the_run_and_before_it_goes_on(tmp_path, mon
     assert record["audit"].startswith("passed: the sums over all rows keep what the guarantee")
 
 
-def test_a_run_whose_sums_have_next_to_no_noise_is_refused_and_leaves_nothing(
-    tmp_path, monkeypatch
-):
+def test_a_run_with_too_little_noise_on_sums_leaves_no_files(tmp_path, monkeypatch):
     audit._passed.clear()
     sound = gaussian.add_gaussian_noise
 

@@ -115,7 +115,7 @@ def test_a_flipped_byte_anywhere_is_noticed_or_without_effect(checkpoints, strid
     assert fell_back > len(whole) / stride / 4
 
 
-def test_what_is_cut_or_of_another_checkpoint_gives_way_to_the_one_before(checkpoints):
+def test_a_cut_or_mixed_checkpoint_yields_to_the_previous_one(checkpoints):
     for step in (1, 2, 3):
         checkpoints.save(Checkpoint(state(step), step, f"head {step}", float(step)))
     older, newest = files(checkpoints)[-2:]
@@ -224,7 +224,7 @@ def assert_all_have(folder, step, count=2, dtype=np.float32):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
-def test_rows_of_several_processes_come_back_in_any_number_of_them(tmp_path, dealt, dtype):
+def test_saved_parts_load_in_any_number_of_processes(tmp_path, dealt, dtype):
     save_parts(tmp_path / "c", dtype=dtype)
     for count in (1, 2, 3):
         assert_all_have(tmp_path / "c", 2, count, dtype)
@@ -245,7 +245,7 @@ def test_what_is_indexed_is_read_across_parts(tmp_path, dealt):
 
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("harm", ["bit", "cut", "gone", "older"])
-def test_a_part_that_is_damaged_takes_all_to_the_checkpoint_before(tmp_path, dealt, part, harm):
+def test_a_damaged_part_takes_all_to_the_previous_checkpoint(tmp_path, dealt, part, harm):
     save_parts(tmp_path / "c")
     path, older = (tmp_path / f"c/{step:012d}.part-{part}-of-2" for step in (2, 1))
     content = bytearray(path.read_bytes())
@@ -260,7 +260,7 @@ def test_a_part_that_is_damaged_takes_all_to_the_checkpoint_before(tmp_path, dea
     assert Checkpoints(tmp_path / "c").latest_head() == "head 2"
 
 
-def test_a_checkpoint_that_one_process_cannot_read_is_read_by_none(tmp_path, dealt):
+def test_a_checkpoint_unreadable_to_one_process_is_read_by_none(tmp_path, dealt):
     save_parts(tmp_path / "c")
     shutil.copytree(tmp_path / "c", tmp_path / "other")
     (tmp_path / "other/000000000002.npz").unlink()

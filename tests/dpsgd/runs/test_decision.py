@@ -118,7 +118,7 @@ def decided(folder, **changes):
     return decide(folder.history, drawing="one", **how)
 
 
-def test_a_clean_stop_continues_with_its_seed_and_nothing_else_does():
+def test_only_a_clean_stop_continues_with_its_seed():
     folder = stopped()
     assert decided(folder) == Continue(folder.saved[0], folder.stop)
     stop = folder.stop
@@ -142,7 +142,7 @@ def test_a_ledger_that_is_older_than_its_stop_is_refused():
     assert found.reason.startswith("the run stopped at step 9, which its ledger does not declare")
 
 
-def test_a_state_of_an_earlier_attempt_is_not_continued_by_a_later_one():
+def test_a_later_attempt_ignores_the_state_of_an_earlier_one():
     folder = stopped()
     folder.append({"attempt": 1, "first_step": 4})
     folder.append({"declare": [4, 8]})

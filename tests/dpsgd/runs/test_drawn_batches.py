@@ -34,9 +34,7 @@ def refuse_rows(self, data):
     raise AssertionError("a row was read at random")
 
 
-def test_a_run_on_drawn_batches_releases_the_same_bits_and_destroys_them(
-    whole, tmp_path, monkeypatch
-):
+def test_a_run_on_drawn_batches_is_exact_and_destroys_them(whole, tmp_path, monkeypatch):
     out, folder = tmp_path / "run", tmp_path / "deep" / "batches"
     Run.create(line, config_of(**HOST), out)
     assert Run.open(out).draw(folder) == 10
@@ -134,7 +132,7 @@ def test_what_lies_at_the_folder_is_left_as_it_is(tmp_path):
     assert {file.read_text() for file in folder.iterdir()} == {"mine"}
 
 
-def test_rows_on_the_device_and_finished_runs_have_no_use_for_batches(whole, tmp_path):
+def test_batches_are_drawn_for_unfinished_runs_on_host_rows_only(whole, tmp_path):
     out = tmp_path / "run"
     Run.create(line, config_of(), out)
     with pytest.raises(ValueError, match="begin the run with data_on='host'"):
@@ -143,7 +141,7 @@ def test_rows_on_the_device_and_finished_runs_have_no_use_for_batches(whole, tmp
     assert Run.open(whole).draw(tmp_path / "batches") is None
 
 
-def test_a_run_that_died_before_it_destroyed_its_batches_does_so_when_it_is_resumed(tmp_path):
+def test_a_resumed_run_destroys_leftover_batches(tmp_path):
     out, folder = tmp_path / "run", tmp_path / "batches"
     Run.create(line, config_of(**HOST), out)
     Run.open(out).draw(folder)

@@ -77,9 +77,7 @@ class Clock:
 @pytest.mark.parametrize(
     ("steps", "flush_every", "times"), [(1, None, 1), (3, None, 1), (40, 64, 1), (40, 8, 5)]
 )
-def test_the_time_of_an_epoch_is_that_of_its_steps_and_of_what_precedes_and_follows_them(
-    steps, flush_every, times, monkeypatch
-):
+def test_epoch_time_includes_startup_and_final_work(steps, flush_every, times, monkeypatch):
     clock = Clock()
 
     def train_blocks(algorithm, mechanism, state, rows, **options):

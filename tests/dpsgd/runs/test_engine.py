@@ -20,7 +20,7 @@ from samplers import BallsAndBins, cap_contributions
 from samplers.settings import SETTINGS
 
 
-def test_a_task_is_trained_to_a_directory_with_its_metrics_and_its_guarantee(tmp_path):
+def test_a_run_directory_holds_metrics_and_guarantee(tmp_path):
     config = RunSpec.of(BallsAndBins(160, 16, 2), noise_multiplier=1.0)
     record = run(Line(), config, f"{tmp_path}/run")
     assert record["metrics"]["test_num_examples"] == 50
@@ -69,7 +69,7 @@ class Mixing(Line):
 
 
 @pytest.mark.parametrize("audit", [True, False])
-def test_a_loss_that_could_see_other_examples_is_refused_before_a_step_is_declared(audit, tmp_path):
+def test_a_cross_example_loss_is_refused_before_declaring_steps(audit, tmp_path):
     config = RunSpec.of(BallsAndBins(160, 16, 2), noise_multiplier=1.0, audit=audit)
     with pytest.raises(ValueError, match="examples could mix: the loss uses custom_vmap_call"):
         run(Mixing(), config, tmp_path / "run")
@@ -88,7 +88,7 @@ class Diverged(Line):
 
 
 @pytest.mark.long
-def test_a_run_that_diverged_comes_to_its_end_with_metrics_that_are_undefined(tmp_path):
+def test_a_diverged_run_ends_with_undefined_metrics(tmp_path):
     record = run(Diverged(), config_of(), tmp_path / "run")
     assert record["metrics"] == {"test_error": None, "test_loss": None, "test_num_examples": 5}
     assert record["epsilon_upper"] > 0

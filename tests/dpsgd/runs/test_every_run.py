@@ -102,9 +102,7 @@ def test_bands_that_are_chosen_are_recorded_and_shown(ran):
     assert f"C{shown}" in (folder / "whole" / "report.md").read_text()
 
 
-def test_a_resumed_run_decides_nothing_and_goes_on_with_its_own_noise_alone(
-    ran, tmp_path, monkeypatch
-):
+def test_a_resumed_run_keeps_its_recorded_decisions_and_noise(ran, tmp_path, monkeypatch):
     def decides(*of, **how):
         raise AssertionError("a resumed run decides nothing")
 
@@ -150,7 +148,7 @@ class Shifted(Calibrated):
         return slope
 
 
-def test_a_calibration_of_what_train_leaves_alone_is_refused_or_left_out(tmp_path):
+def test_calibration_of_frozen_parameters_is_refused_or_omitted(tmp_path):
     with few_rows_are_calibrated():
         config = config_of(calibration="platt", insecure_seed=3)
         run(calibrated, config.but(train="w"), tmp_path / "all")

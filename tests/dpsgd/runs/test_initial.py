@@ -196,7 +196,7 @@ def test_no_joint_cost_is_stated_where_none_is_proved(other):
     assert UNKNOWN in whole.sentence()
 
 
-def test_joint_cost_counts_each_initial_model_once_and_every_attempt():
+def test_joint_cost_counts_initial_models_once_and_attempts_each():
     own = Mechanism(Poisson(1000, batch_size=10), 2.0, 1.0)
     earlier = Segment(Mechanism(Poisson(1000, batch_size=20), 3.0, 1.0), not_covered=("labels",))
     known, unknown = Initial("0", (earlier,), "a"), Initial("1", (), "b")
@@ -232,7 +232,7 @@ def test_joint_cost_has_a_second_price_if_a_run_was_interrupted(interrupted):
     assert found.record()["epsilon_upper_together_otherwise"] == found.together.otherwise.upper
 
 
-def test_selections_and_samplers_from_elsewhere_are_priced_by_no_run():
+def test_runs_price_no_selections_or_external_samplers():
     class Own(BallsAndBins):
         pass
 
@@ -339,7 +339,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize(("build", "told"), UNFIT.values(), ids=UNFIT)
-def test_what_is_no_model_of_the_task_is_refused_before_a_run_begins(build, told, models, tmp_path):
+def test_an_initial_model_of_another_task_is_refused_early(build, told, models, tmp_path):
     path = build(models, tmp_path)
     with pytest.raises((ValueError, FileNotFoundError), match=told):
         run(TOMORROW, config(init_from=str(path)), tmp_path / "out")

@@ -63,9 +63,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.short("20-killed")
 @pytest.mark.parametrize(("step", "how"), [(12, "stopped"), (20, "killed")])
-def test_a_run_that_flushes_at_the_same_steps_ends_in_the_bits_of_an_undisturbed_one(
-    tmp_path, whole, step, how
-):
+def test_a_resumed_lazy_run_ends_in_the_undisturbed_bits(tmp_path, whole, step, how):
     out = begun(tmp_path / "run", step, how, insecure_seed=3)
     resume(out)
     assert_same(out, whole)
@@ -74,7 +72,7 @@ def test_a_run_that_flushes_at_the_same_steps_ends_in_the_bits_of_an_undisturbed
     assert contents(out, "report.json")["lazy_tables"]
 
 
-def test_no_checkpoint_has_pending_noise_and_a_clean_stop_flushes(tmp_path, monkeypatch):
+def test_checkpoints_and_clean_stops_have_no_pending_noise(tmp_path, monkeypatch):
     saved, save = [], Checkpoints.save
 
     def saving(self, checkpoint):

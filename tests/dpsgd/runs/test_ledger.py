@@ -216,7 +216,7 @@ def test_a_ledger_of_another_name_is_refused(path, place):
     assert "\n" not in str(refused.value)
 
 
-def test_audits_and_the_release_are_lines_and_nothing_follows_the_release(path):
+def test_audits_precede_the_release_as_the_ledgers_last_line(path):
     with Ledger.open(declared(path, blocks=[(0, 30)])) as ledger:
         ledger.audited("passed")
         before = ledger.history.head
@@ -262,7 +262,7 @@ LINES = {
 
 
 @pytest.mark.parametrize(("line", "why"), LINES.values(), ids=LINES)
-def test_a_line_that_does_not_fit_those_before_is_neither_believed_nor_written(path, line, why):
+def test_inconsistent_ledger_lines_are_refused_on_read_and_write(path, line, why):
     content = declared(path).read_bytes()
     if "declare" in line:
         with (
@@ -424,7 +424,7 @@ def test_a_declaration_is_on_the_disk_when_it_returns(path, monkeypatch):
     assert synced == [path.stat().st_size]
 
 
-def test_reading_a_million_declared_steps_takes_no_time_that_anybody_notices(path):
+def test_a_million_declared_steps_are_read_quickly(path):
     sampler = Deterministic(num_examples=64 * 1_000_000, batch_size=64)
     with Ledger.create(path, terms(sampler)) as ledger:
         lines = []

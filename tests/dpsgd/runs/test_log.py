@@ -37,7 +37,7 @@ def test_a_run_ends_in_the_row_of_its_report_in_every_writer(tmp_path, noise):
 
 
 @pytest.mark.parametrize("damage", [b"", b"\n5\xff,0.5,1.0\n7,\xc3", b"\n\x00\n\n"])
-def test_a_run_that_resumes_writes_no_step_twice_and_forgets_what_it_repeats(tmp_path, damage):
+def test_a_resumed_log_holds_each_step_once(tmp_path, damage):
     for first, steps in ((0, (10, 20, 30)), (20, (25, 40)), (40, (40,))):
         writer = CsvWriter(tmp_path / LOG, first)
         with (tmp_path / LOG).open("ab") as file:
@@ -48,7 +48,7 @@ def test_a_run_that_resumes_writes_no_step_twice_and_forgets_what_it_repeats(tmp
         assert [row["step"] for row in csv.DictReader(file)] == ["10", "20", "25", "40"]
 
 
-def test_the_cost_of_steps_is_asked_for_rarely_and_more_rarely_the_longer_it_takes():
+def test_slow_epsilons_are_computed_less_often():
     now, kept, asked = [0.0], Kept(), []
 
     def epsilon():

@@ -57,7 +57,7 @@ def test_step_sizes_of_lazy_tables_are_those_of_the_optimizer(schedule):
 
 
 @pytest.mark.parametrize(("name", "number"), BOTH)
-def test_the_last_step_leads_to_the_average_and_all_others_to_the_iterates(name, number):
+def test_only_the_last_step_returns_the_average(name, number):
     plain = iterates(optax.sgd(0.3))
     expected = mean(name, number, plain)
     ours = iterates(averaged(optax.sgd(0.3), STEPS, **{name: number}))

@@ -39,7 +39,7 @@ def test_messages_that_all_have_read_are_not_kept():
 
 
 @pytest.mark.parametrize("differs", ["configuration", "data"])
-def test_what_differs_is_named_by_all_alike_and_only_digests_travel_that_are_used_once(differs):
+def test_processes_name_a_difference_from_single_use_digests(differs):
     stores = Store(), Store()
 
     def work(processes):
@@ -85,7 +85,7 @@ DRIVER = Path(__file__).with_name("process_driver.py")
 
 
 @pytest.mark.processes
-def test_two_processes_that_are_killed_go_on_to_the_bits_of_one_with_two_devices():
+def test_two_killed_processes_resume_to_the_bits_of_two_devices():
     passed(f"{DRIVER}::test_killed")
 
 
@@ -116,9 +116,7 @@ ALONE = [
 
 
 @pytest.mark.parametrize("variables", [*CLUSTERS, *ALONE], ids=str)
-def test_a_cluster_is_asked_where_it_started_several_processes_of_the_command(
-    variables, monkeypatch
-):
+def test_cluster_launches_of_several_processes_are_detected(variables, monkeypatch):
     for name in {name for one in (*CLUSTERS, *ALONE) for name in one}:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

@@ -33,7 +33,7 @@ REQUEST = Request(88_000, 1 / 88_000, noise_multiplier=0.8, tables="lazy")
     more=st.floats(1, 1e6),
     clip=st.floats(1e-6, 1e6),
 )
-def test_rates_are_positive_finite_and_no_larger_with_less_privacy_asked_for_more_noise(
+def test_table_rates_are_positive_and_rise_with_epsilon(
     n, batch_size, epochs, delta, epsilon, more, clip
 ):
     settings = Settings(min(n, batch_size), epochs, clip)
@@ -45,7 +45,7 @@ def test_rates_are_positive_finite_and_no_larger_with_less_privacy_asked_for_mor
     assert all(0 < rate <= LIMITS["most"] for rate in found)
 
 
-def test_a_rate_is_alike_for_the_same_noise_of_all_steps_and_falls_with_it():
+def test_a_table_rate_falls_with_the_total_noise_alone():
     rate = table_step_size(REQUEST, Settings(1000, 10))
     assert rate == pytest.approx(2.1 / (880 * 0.8 * 4 / 1000) ** (2 / 3), rel=0.05)  # two digits
     for other in (
@@ -74,7 +74,7 @@ def test_noise_moves_a_coordinate_no_further_than_its_bound():
     ("bins", "epochs", "epsilon"),
     [(86, 10, 0.5), (86, 10, 8.0), (22, 30, 1.0), (22, 30, 8.0), (1000, 1, 3.0), (3, 60, 16.0)],
 )
-def test_the_noise_that_a_guarantee_takes_is_known_within_a_third(bins, epochs, epsilon):
+def test_noise_for_a_guarantee_is_estimated_within_a_third(bins, epochs, epsilon):
     n, steps = 1000 * bins, bins * epochs
     found = calibrate(
         lambda sigma: PoissonProfile(sigma, 1 / bins, steps), epsilon=epsilon, delta=1 / n

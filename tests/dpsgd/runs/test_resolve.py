@@ -77,7 +77,7 @@ def test_the_document_is_the_table():
 
 
 @pytest.mark.parametrize(("sampler", "column"), [*itertools.product(SAMPLERS, COLUMNS)])
-def test_what_the_table_supports_has_a_cost_and_all_else_is_refused_in_a_line(sampler, column):
+def test_supported_pairs_have_a_cost_and_others_are_refused(sampler, column):
     (row,) = (one for one in support_matrix().splitlines() if one.startswith(f"| {sampler} |"))
     supported = row.split("|")[2 + [*COLUMNS].index(column)].strip() == "yes"
     name, settings = SAMPLERS[sampler]
@@ -118,7 +118,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize(("pair", "rule"), PAIRS.items(), ids=map(" and ".join, PAIRS))
-def test_each_pair_of_the_table_is_refused_with_its_reason_before_the_rows_are_read(pair, rule):
+def test_exclusive_options_are_refused_before_rows_are_read(pair, rule):
     one, other = pair
     for trait in pair:
         check(config_of(**OPTIONS[trait]))
@@ -167,7 +167,7 @@ BY_RULE = {
 
 
 @pytest.mark.parametrize(("asked", "expected"), BY_RULE.values(), ids=BY_RULE)
-def test_a_rule_averages_parameters_where_rate_schedule_and_average_are_left_open(asked, expected):
+def test_a_rule_averages_with_rate_schedule_and_average_open(asked, expected):
     task = Words() if asked.options()["tables"] == "lazy" else Averaging()
     if isinstance(task, Words):
         object.__setattr__(task, "recommend", Averaging().recommend)
@@ -202,7 +202,7 @@ class Listening(Line):
         return Settings(batch_size=16, tables_learning_rate=0.7, tables_momentum=0.5)
 
 
-def test_a_task_without_a_rule_has_the_constants_and_no_batch_larger_than_its_rows():
+def test_a_task_without_a_rule_gets_constants_within_its_rows():
     few = generic(RecommendationRequest(300, 1e-2))
     assert (few.batch_size, few.epochs, few.l2_clip_norm, few.learning_rate) == (300, 10, 4.0, 3e-3)
     assert generic(RecommendationRequest(88_000, 1e-5)).batch_size == 1024
@@ -219,7 +219,7 @@ def test_a_task_without_a_rule_has_the_constants_and_no_batch_larger_than_its_ro
         ({"sampler": BallsAndBins(160, 16, 2), "learning_rate": 1.0, "l2_clip_norm": 1.0}, []),
     ],
 )
-def test_what_is_given_stays_and_what_is_open_is_what_the_task_recommends(given, names):
+def test_open_settings_take_the_recommendation_of_the_task(given, names):
     asked = OPEN.but(**given)
     found, record = chosen(asked, Recommending())
     assert found.open == differing(asked, found) == []
@@ -231,7 +231,7 @@ def test_what_is_given_stays_and_what_is_open_is_what_the_task_recommends(given,
         assert values[name] == (getattr(RECOMMENDED, name) if name in names else before[name])
 
 
-def test_a_rule_is_told_the_rows_and_the_guarantee_and_sizes_that_are_given():
+def test_a_rule_receives_rows_guarantee_and_chosen_sizes():
     task = Listening()
     target = OPEN.but(noise_multiplier=None, target_epsilon=3.0)
     without = OPEN.but(noise_multiplier=None, non_private=True)
@@ -252,7 +252,7 @@ def test_a_rule_is_told_the_rows_and_the_guarantee_and_sizes_that_are_given():
 
 
 @pytest.mark.parametrize(("target", "part"), [(0.5, 0.5), (1.0, 0.5), (3.0, 0.7), (8.0, 0.7)])
-def test_a_run_from_an_earlier_model_takes_shorter_steps_unless_they_are_given(target, part):
+def test_a_warm_start_takes_shorter_default_steps(target, part):
     fresh = OPEN.but(noise_multiplier=None, target_epsilon=target)
     warm = fresh.but(init_from="earlier")
     usual = chosen(fresh)[0].optimizer.learning_rate
@@ -297,9 +297,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("task", "options", "why"), UNFIT, ids=str)
-def test_what_cannot_be_run_is_refused_in_a_line_before_the_run_directory_is_made(
-    task, options, why, tmp_path
-):
+def test_impossible_runs_are_refused_before_the_directory_exists(task, options, why, tmp_path):
     with pytest.raises(ValueError, match=f"^{why}") as refused:
         run(task, sgd(**options), tmp_path / "run")
     assert "\n" not in str(refused.value)
@@ -337,7 +335,7 @@ def test_auto_tables_are_chosen_by_public_sizes_with_a_reason(task, options, exp
     assert sentence({"tables": record["tables"]}).startswith(f"chosen: tables {expected}, as ")
 
 
-def test_what_is_left_open_of_lazy_tables_is_chosen_once_and_recorded():
+def test_open_lazy_table_settings_are_chosen_once_and_recorded():
     lines = []
     asked = config_of(tables="auto")
     found, record = chosen(asked, MANY, progress=lines.append)
@@ -350,7 +348,7 @@ def test_what_is_left_open_of_lazy_tables_is_chosen_once_and_recorded():
     assert differing(asked.but(tables="dense"), found)
 
 
-def test_a_rule_is_told_of_lazy_tables_and_may_recommend_their_steps():
+def test_a_rule_receives_lazy_tables_and_recommends_their_steps():
     class RecommendingWords(Words, Listening):
         pass
 
@@ -370,7 +368,7 @@ def test_a_rule_is_told_of_lazy_tables_and_may_recommend_their_steps():
 
 
 @pytest.mark.parametrize("name", ["balls-and-bins", "poisson"])
-def test_the_cycle_of_a_sampler_becomes_the_bands_where_it_has_none(name):
+def test_an_open_sampler_cycle_takes_the_number_of_bands(name):
     asked = sgd(sampler=SETTINGS[name](**SIZES), bands=4)
     found, record = chosen(asked)
     assert (found.sampler.cycle_length, found.noise.bands) == (4, 4)
@@ -457,7 +455,7 @@ CALIBRATED = {
 @pytest.mark.parametrize(
     ("task", "options", "sums", "expected", "why"), CALIBRATED.values(), ids=CALIBRATED
 )
-def test_private_runs_are_calibrated_where_it_is_offered_and_pays(
+def test_private_runs_are_calibrated_if_offered_and_worthwhile(
     task, options, sums, expected, why, monkeypatch
 ):
     monkeypatch.setattr("dpsgd.engine.calibration.calibration_sums", lambda *which, **about: sums)
@@ -490,7 +488,7 @@ def test_a_target_is_met_by_training_and_calibration_together(noise):
     assert sigmas[1] > 1.01 * sigmas[0]
 
 
-def test_optimistic_noise_is_the_least_that_the_lower_end_allows_and_guarantees_the_upper_one():
+def test_optimistic_noise_meets_the_lower_and_states_the_upper():
     how = {"sampler": SETTINGS["shuffle"](batch_size=8, epochs=1), "noise_multiplier": None}
     ends = []
     for optimistic in (False, True):
@@ -516,7 +514,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize(("task", "asked"), CHOICES.values(), ids=CHOICES)
-def test_a_resolved_spec_leaves_nothing_open_and_is_resolved_to_itself(task, asked):
+def test_resolving_is_complete_and_idempotent(task, asked):
     with few_rows_are_calibrated():
         found = resolve(asked, task, rows_of(task))
         again = resolve(found.spec, task, rows_of(task))
@@ -532,9 +530,7 @@ def test_a_resolved_spec_leaves_nothing_open_and_is_resolved_to_itself(task, ask
     [({"noise_multiplier": 1.0}, True), ({"noise_multiplier": 0.01}, False), (None, False)],
     ids=["much", "little", "none"],
 )
-def test_noise_that_outweighs_what_the_rows_can_teach_is_told_at_once_and_reported(
-    tmp_path, noise, weak
-):
+def test_dominating_noise_is_noted_at_start_and_in_the_report(tmp_path, noise, weak):
     lines = []
     how = NO_NOISE if noise is None else noise
     spec = config_of(**how, sampler=ORDER(**SIZES))
@@ -547,7 +543,7 @@ def test_noise_that_outweighs_what_the_rows_can_teach_is_told_at_once_and_report
     assert "hosen" not in text
 
 
-def test_the_signal_is_that_of_the_steps_and_the_noise_that_is_independent():
+def test_signal_to_noise_uses_all_steps_and_independent_noise():
     sampler = Deterministic(1000, 100, 4)
     mechanism = Mechanism(sampler, 2.0, 7.0)
     noise = sum(np.random.default_rng(0).normal(0, 2.0 * 7.0, (40, 100_000)))

@@ -42,9 +42,7 @@ from samplers.settings import SETTINGS
 # --- Stopping and going on -----------------------------------------------------------------------
 
 
-def test_a_run_that_was_made_here_and_trained_elsewhere_resumes_where_that_was(
-    tmp_path, monkeypatch
-):
+def test_a_run_trained_by_another_object_resumes_at_its_stop(tmp_path, monkeypatch):
     made = Run.create(line, config_of(insecure_seed=3), tmp_path / "run")
     with monkeypatch.context() as patch:
         patch.setattr(job, "train_blocks", watched(sigterm))
@@ -58,7 +56,7 @@ def test_a_run_that_was_made_here_and_trained_elsewhere_resumes_where_that_was(
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_run_whose_folder_is_another_run_now_is_trained_as_that_was_begun(tmp_path):
+def test_a_replaced_run_directory_is_trained_as_the_new_run(tmp_path):
     made = Run.create(line, config_of(noise_multiplier=1.0), tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
     Run.create(line, config_of(noise_multiplier=4.0), tmp_path / "run")
@@ -88,7 +86,7 @@ def test_the_signals_mean_again_what_they_meant(handler):
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_run_that_stopped_keeps_what_it_needs_and_knows_what_it_cost(stopped):
+def test_a_stopped_run_keeps_its_files_and_knows_its_cost(stopped):
     assert {path.name for path in stopped.iterdir()} == {
         "config.json", "environment.json", "guarantee.json", "ledger.jsonl",
         STOP, "checkpoints", DATA, DIAGNOSTICS,
@@ -140,7 +138,7 @@ def kill(out, steps=0):
 
 
 @pytest.mark.parametrize("lost", [0, 8])
-def test_a_killed_run_goes_on_in_a_new_attempt_and_counts_what_it_lost(stopped, lost):
+def test_a_killed_run_starts_an_attempt_and_counts_lost_steps(stopped, lost):
     lines = []
     report = resume(kill(stopped, lost), progress=lines.append)
     first, second = declared(stopped)
@@ -163,7 +161,7 @@ def test_planned_guarantee_is_withdrawn_by_a_new_attempt(stopped, monkeypatch):
     assert not (stopped / "guarantee.json").exists()
 
 
-def test_the_price_of_a_kill_at_half_of_an_epoch_is_that_of_its_lost_steps():
+def test_a_kill_at_half_an_epoch_costs_its_lost_steps():
     """At the noise and bins of the page on partial epochs, with two blocks of steps lost."""
     sampler = BallsAndBins(625 * 8, 8)
     ends = [range(312 + 2 * BLOCK_STEPS), range(312, 625)]
@@ -183,9 +181,7 @@ def train_blocks_told(monkeypatch, tell):
     monkeypatch.setattr(job, "train_blocks", told)
 
 
-def test_noise_goes_on_with_its_history_in_an_attempt_and_without_in_a_new_one(
-    tmp_path, monkeypatch
-):
+def test_correlated_noise_restarts_only_in_a_new_attempt(tmp_path, monkeypatch):
     config = config_of(bands=2, coefficients=(1.0, 0.5))
     out = run_and_stop(line, config, tmp_path / "run")
     killed = kill(shutil.copytree(out, tmp_path / "killed"))
@@ -262,9 +258,7 @@ def test_no_two_processes_draw_equal_noise_also_from_copies(stopped, tmp_path, m
         assert not any(np.array_equal(one, other) for other in params[:k])
 
 
-def test_a_seed_lies_on_the_disk_only_between_a_stop_and_the_next_declaration(
-    tmp_path, monkeypatch
-):
+def test_a_seed_is_stored_only_from_stop_to_next_declaration(tmp_path, monkeypatch):
     seen, declare = [], Ledger.declare
 
     def declaring(self, steps):
@@ -284,9 +278,7 @@ def test_a_seed_lies_on_the_disk_only_between_a_stop_and_the_next_declaration(
     assert not (out / STOP).exists()
 
 
-def test_a_seed_whose_writing_was_killed_is_destroyed_before_a_step_is_declared(
-    tmp_path, monkeypatch
-):
+def test_a_half_written_seed_is_destroyed_before_declaring_steps(tmp_path, monkeypatch):
     seen, declare = [], Ledger.declare
 
     def declaring(self, steps):
@@ -317,7 +309,7 @@ def test_a_seed_whose_writing_was_killed_is_destroyed_before_a_step_is_declared(
     [{"epoch": [1]}, {"epoch": 2}, {"seed": None}, {"seed": "-5"}, {"step": 16.0}],
     ids=str,
 )
-def test_a_stop_without_the_seed_that_its_sampler_needs_continues_nothing(stopped, changes):
+def test_a_stop_without_its_samplers_seed_is_not_continued(stopped, changes):
     record = json.loads((stopped / STOP).read_text()) | changes
     del record["sha256"]
     record["sha256"] = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
@@ -342,7 +334,7 @@ def test_a_full_disk_costs_nothing(stopped, monkeypatch, when):
     assert resume(stopped)["attempts"] == 1
 
 
-def test_a_digest_of_draws_tells_samplers_apart_and_is_the_same_again():
+def test_drawing_digests_are_repeatable_and_differ_by_sampler():
     kinds = [BallsAndBins(160, 16, epochs=2, assignment=mode) for mode in ("redrawn", "fixed")]
     kinds += [kind(160, 16) for kind in (BallsAndBins, Poisson, Shuffle, Deterministic)]
     kinds += [Poisson(160, 16, max_batch_size=18)]
@@ -467,7 +459,7 @@ def files_of(out):
 
 
 @pytest.mark.parametrize(("change", "task", "becomes"), STORIES.values(), ids=STORIES)
-def test_a_changed_run_goes_on_in_its_attempt_or_another_or_is_refused(
+def test_a_changed_run_continues_restarts_or_is_refused(
     stopped, monkeypatch, change, task, becomes
 ):
     change(stopped, monkeypatch)
@@ -528,7 +520,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, damaged):
     assert resume(ours)["epsilon_upper"] >= resume(theirs)["epsilon_upper"]
 
 
-def test_a_run_that_dies_between_its_release_and_its_report_ends_all_the_same(stopped, monkeypatch):
+def test_a_run_killed_after_its_release_still_gets_a_report(stopped, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(report, "markdown", stop_there)
         with pytest.raises(KeyboardInterrupt):
@@ -558,7 +550,7 @@ def test_a_second_process_and_a_missing_run_are_refused(stopped, tmp_path):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_only_the_owner_writes_a_run_and_reads_what_is_not_private(tmp_path, umask):
+def test_run_files_are_owner_only_unless_public(tmp_path, umask):
     before = os.umask(umask)
     try:
         out = run_and_stop(line, config_of(), tmp_path / "new" / "runs" / "run")
@@ -574,9 +566,7 @@ def test_only_the_owner_writes_a_run_and_reads_what_is_not_private(tmp_path, uma
         os.umask(before)
 
 
-def test_no_file_holds_a_secret_but_the_seed_of_a_stop_and_an_export_none(
-    finished, tmp_path, monkeypatch
-):
+def test_only_a_stop_file_holds_a_secret(finished, tmp_path, monkeypatch):
     told = []
     train_blocks_told(monkeypatch, lambda state, keys: told.append(keys))
     stopped = run_and_stop(line, config_of(), tmp_path / "run")

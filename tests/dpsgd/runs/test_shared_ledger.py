@@ -59,7 +59,7 @@ def test_an_attempt_that_the_first_begins_is_that_of_all(path):
     assert found[0].index == 1
 
 
-def test_steps_that_are_taken_before_they_are_declared_are_taken_by_nobody(path):
+def test_undeclared_steps_are_taken_by_no_process(path):
     """As in a process 0 that writes its line when the sum is made."""
 
     def work(ledger, processes):

@@ -102,7 +102,7 @@ def test_many_trials_are_as_frequent_as_the_law_says(tmp_path, unsynced):
     assert 3 * min(found.pvalue for found in seen) > 1e-6
 
 
-def test_the_number_of_trials_is_drawn_from_the_root_once_and_then_read(tmp_path, unsynced):
+def test_the_number_of_trials_is_drawn_once_and_then_read(tmp_path, unsynced):
     numbers = []
     for seed in range(40):
         for attempt in range(3):  # killed before the number was written down, and after
@@ -148,7 +148,7 @@ class Snapshots:
 @pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.parametrize("every", [19, pytest.param(1, marks=pytest.mark.long)])
-def test_killed_at_any_file_operation_a_selection_goes_on_to_the_same_release(
+def test_a_selection_killed_at_any_write_releases_the_same_model(
     every, trained, tmp_path, monkeypatch
 ):
     here, to = tmp_path / "here", tmp_path / "snapshots"
@@ -181,9 +181,7 @@ def test_killed_at_any_file_operation_a_selection_goes_on_to_the_same_release(
     assert len(list(to.iterdir())) > 5
 
 
-def test_a_selection_that_goes_on_tries_what_is_left_of_the_same_trials(
-    trained, tmp_path, monkeypatch
-):
+def test_a_resumed_selection_runs_the_remaining_trials(trained, tmp_path, monkeypatch):
     out, stop = tmp_path / "out", iter([False, False, False, True])
     monkeypatch.setattr(VaultSecret, "stream", lambda self, purpose, number: 7 * number)
     with so_many(4), scripted(trained) as trials:

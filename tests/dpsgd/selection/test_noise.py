@@ -55,14 +55,14 @@ def test_the_whole_costs_at_most_the_target_and_hardly_less(third, target):
 
 
 @pytest.mark.long  # of the real rows' size
-def test_the_cost_of_the_default_law_is_no_more_than_147_hundredths_of_one_trials():
+def test_the_default_law_costs_at_most_1_47_trials():
     sampler = BallsAndBins(num_examples=88_000, batch_size=1024, epochs=10)
     sigma = calibrate(sampler.privacy, epsilon=2.999, delta=1 / 88_000)
     whole = whole_of([sampler.privacy], [sigma])
     assert epsilon(whole, 1 / 88_000).upper <= 1.4675 * 2.999 <= 4.402
 
 
-def test_noise_is_raised_where_the_trials_cost_more_than_what_was_searched():
+def test_noise_is_raised_for_trials_dearer_than_the_search():
     dearer = lambda sigmas: [GaussianProfile(sigma / 1.004) for sigma in sigmas]  # noqa: E731
     (sigma,) = noise.for_epsilon([steps(1)], COUNT, epsilon=2.0, delta=DELTA, profiles=dearer)
     assert 1.99 <= epsilon(whole_of([steps(1)], [sigma / 1.004]), DELTA).upper <= 2.0

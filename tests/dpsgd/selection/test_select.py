@@ -71,7 +71,7 @@ def cost_of_whole():
     return epsilon(SelectionProfile(profile_of_trial(), COUNT), 1e-5).upper
 
 
-def test_the_best_of_real_trials_is_released_with_the_guarantee_of_the_whole(tmp_path):
+def test_the_best_trial_is_released_with_the_joint_guarantee(tmp_path):
     out = tmp_path / "out"
     lines = []
     with so_many(2):
@@ -100,7 +100,7 @@ class Open(Words):
         return replace(self, scale=self.scale or 2.0), {}
 
 
-def test_a_part_of_a_model_that_the_selection_chose_is_trained_and_named(tmp_path):
+def test_the_selected_parameters_are_trained_and_named(tmp_path):
     out = tmp_path / "out"
     with so_many(2):
         select(out, grid(train="table", insecure_seed=None), task=Open())
@@ -111,7 +111,7 @@ def test_a_part_of_a_model_that_the_selection_chose_is_trained_and_named(tmp_pat
         assert read_model(folder, task=Open(scale=2.0)).guarantee["trained"] == ["table"]
 
 
-def test_everything_that_reads_the_model_states_the_cost_of_the_whole(trained, tmp_path):
+def test_every_reader_of_the_model_states_the_joint_cost(trained, tmp_path):
     out, bundle = tmp_path / "out", tmp_path / "model"
     with scripted(trained), so_many(3):
         record = select(out)
@@ -174,7 +174,7 @@ def test_nothing_of_losers_or_their_number_remains(trained, tmp_path, capfd, mon
     assert shown[1][3] == ("", "")
 
 
-def test_secret_files_are_overwritten_and_no_trial_is_seen_to_come_or_go(trained, tmp_path):
+def test_secret_files_are_overwritten_and_trials_leave_no_trace(trained, tmp_path):
     """Of every secret file that there was, a second name shows zeros; the folder is as it was."""
     out, kept, seen, finish = tmp_path / "out", tmp_path / "kept", [], Vault.finish
     kept.mkdir()
@@ -213,9 +213,7 @@ def test_a_folder_that_is_destroyed_twice_or_holds_links_is_gone(tmp_path):
     assert outside.read_bytes() == b"stays"
 
 
-def test_while_it_is_under_way_its_secrets_are_the_owners_and_its_ledger_is_public(
-    trained, tmp_path
-):
+def test_a_selection_has_owner_only_secrets_and_a_public_ledger(trained, tmp_path):
     out = tmp_path / "out"
     seen = {}
 
@@ -315,7 +313,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("asked", "message"), REFUSED)
-def test_what_cannot_be_selected_from_is_refused_before_noise_is_searched(
+def test_impossible_selections_are_refused_before_noise_search(
     asked, message, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(Candidates, "declared", lambda *_: pytest.fail("noise was searched"))
@@ -324,9 +322,7 @@ def test_what_cannot_be_selected_from_is_refused_before_noise_is_searched(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_trial_that_fails_or_diverges_is_the_worst_and_its_reason_is_not_told(
-    trained, tmp_path, capfd, monkeypatch
-):
+def test_failed_trials_rank_worst_and_hide_their_reason(trained, tmp_path, capfd, monkeypatch):
     failed = ValueError("row 17 holds 42"), OverflowError("row 17 holds 42")
     for better, bad, error in (("lower", 1e30, failed[0]), ("higher", -1e30, failed[1])):
         out = tmp_path / better
@@ -375,7 +371,7 @@ def test_an_error_before_a_trial_is_trained_is_no_result(kind, trained, tmp_path
             select(tmp_path / "out")
 
 
-def test_where_every_trial_failed_nothing_is_released_and_that_is_final(trained, tmp_path):
+def test_a_selection_of_failed_trials_releases_nothing_for_good(trained, tmp_path):
     out = tmp_path / "out"
     scores = dict.fromkeys(RATES)
     with scripted(trained, scores) as trials, so_many(3):
@@ -406,7 +402,7 @@ def test_an_error_of_the_disk_names_no_trial_and_loses_none(trained, tmp_path):
     assert len(trials.begun) == 3
 
 
-def test_a_line_of_the_journal_that_is_written_in_part_is_not_there(tmp_path):
+def test_a_partly_written_journal_line_is_removed(tmp_path):
     write, vault = os.write, Vault(tmp_path, VaultSecret(bytes(32)), COUNT, "higher")
     with contextlib.closing(vault), pytest.MonkeyPatch.context() as patch:
         before = (tmp_path / "journal.jsonl").read_bytes()
@@ -439,7 +435,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_a_trial_goes_on_after_a_stop_and_begins_again_after_a_kill(how, tmp_path, monkeypatch):
+def test_a_trial_resumes_after_a_stop_and_restarts_after_a_kill(how, tmp_path, monkeypatch):
     begun, train_blocks, out = [], job.train_blocks, tmp_path / "out"
 
     def told(algorithm, mechanism, state, *rest, keys, **more):
@@ -466,7 +462,7 @@ def test_a_trial_goes_on_after_a_stop_and_begins_again_after_a_kill(how, tmp_pat
     assert record["attempts"] == 1
 
 
-def test_a_trial_of_another_mechanism_than_declared_is_never_released(trained, tmp_path):
+def test_a_trial_of_an_undeclared_mechanism_is_never_released(trained, tmp_path):
     with scripted(trained) as trials, so_many(1):
         trials.trained = {rate: trained[0.01] for rate in RATES}  # whatever was asked for
         with pytest.MonkeyPatch.context() as patch:
@@ -539,7 +535,7 @@ EPOCHS = [{"sampler": SETTINGS["deterministic"](batch_size=16, epochs=e)} for e 
     [(BANDS, [0, 0, 0]), (EPOCHS, [0, 1])],  # in a known order bands cost nothing
     ids=["bands", "epochs"],
 )
-def test_trials_may_differ_in_their_noise_each_with_as_much_as_it_needs(kinds, same):
+def test_each_trial_has_the_noise_that_it_needs(kinds, same):
     wanted = {"noise_multiplier": None, "target_epsilon": 8.0}
     configs = [candidate(**{"sampler": ORDER, **wanted, **kind}, optimizer="sgd") for kind in kinds]
     asked = Candidates(line, None, tuple(configs), SCORE, "lower", COUNT)

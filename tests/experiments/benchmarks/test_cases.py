@@ -42,7 +42,7 @@ def test_a_figure_is_held_to_its_bar(bar, value, holds):
     assert ("MISSED" in record.line(row)) == bool(row.holds is False and bar)
 
 
-def test_repeated_measurements_have_a_median_with_a_standard_error():
+def test_repeated_measurements_give_median_and_standard_error():
     values = [1.0, 2.0, 4.0]
     row = figure("a", values)
     assert row.value == 2.0

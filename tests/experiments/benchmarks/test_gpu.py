@@ -21,7 +21,7 @@ ENTRY %main.1 (a.1: f32[9,2], b.1: s32[3]) -> (f32[9,2], s32[]) {
 """
 
 
-def test_kernels_of_a_gpu_program_are_its_fusions_with_the_shapes_they_read_and_write():
+def test_gpu_kernels_are_fusions_with_read_and_written_shapes():
     pair, rows = gpu_program.kernels(GPU_PROGRAM)
     assert (pair.name, pair.written, pair.body) == ("pair", ["f32[9,2]", "s32[]"], "")
     assert (rows.written, rows.read) == (["f32[9,2]"], ["f32[9,2]", "s32[3]"])
@@ -48,6 +48,6 @@ COUNT = 'backend_config={"known_trip_count":{"n":"5"}}'
 
 
 @pytest.mark.parametrize(("known", "times"), [(COUNT, 5), ("metadata={}", 1)])
-def test_kernels_of_a_loop_count_as_often_as_it_is_known_to_go_round(known, times):
+def test_kernels_of_a_loop_count_once_per_known_iteration(known, times):
     moved = gpu_program.traffic(LOOP.replace("KNOWN", known), largest=18)
     assert moved == (times, times, 8.0 * times)

@@ -24,7 +24,7 @@ def to_twice_c(rule, group_norms, l2_clip_norm, counts):
 
 
 @pytest.mark.long
-def test_the_program_that_is_audited_clips_and_computes_as_is_asked(command, monkeypatch):
+def test_the_audited_program_has_the_requested_clipping(command, monkeypatch):
     asked = ["audit", *SHUFFLE, *TINY, "--clipping", "automatic", "--compute", "bfloat16"]
     asked += ["--train", "logit"]
     assert command(*asked).strip().endswith("audit: consistent")
@@ -46,7 +46,7 @@ def test_the_sums_of_a_calibration_are_audited_too(task, calibration, command, m
 
 
 @pytest.mark.long
-def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(command, monkeypatch):
+def test_the_audit_passes_right_claims_and_refutes_wrong_ones(command, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "dpsgd" / "runs")  # of `tiny_task`
     bands = ["sampler:balls-and-bins", "--bands", "4"]
     question = ["audit", "--task", "tiny_task:Line", *bands, *SHUFFLE[1:]]
@@ -57,7 +57,7 @@ def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(co
 
 
 @pytest.mark.long
-def test_the_black_box_command_draws_a_plot_and_prints_what_it_could_have_seen(tmp_path, command):
+def test_black_box_draws_a_plot_and_prints_its_detection_limit(tmp_path, command):
     plot = tmp_path / "audit.png"
     words = "audit sampler:deterministic --num-examples 4 --batch-size 4 --epochs 1 --black-box"
     how = ["--noise-multiplier", "1", "--target-delta", "0.01", "--trials", "600", "--plot"]

@@ -70,7 +70,7 @@ def test_what_takes_long_is_seen_to_go_on_in_a_terminal(stderr, seconds, shown, 
     assert ("pricing" in stderr.getvalue()) == shown
 
 
-def test_in_a_pipe_plain_lines_on_stderr_say_what_goes_on_ever_farther_apart(monkeypatch, capsys):
+def test_piped_progress_is_plain_lines_at_growing_intervals(monkeypatch, capsys):
     monkeypatch.setattr(console, "EVERY", 0.2)
     with Console() as shown:
         shown.progress("7 of 9 epsilons")

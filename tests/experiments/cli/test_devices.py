@@ -42,7 +42,7 @@ sys.exit(cli.main())
 
 
 @pytest.mark.long
-def test_a_run_whose_tables_are_sharded_is_audited_and_used_as_any_other(tmp_path):
+def test_a_run_with_sharded_tables_is_audited_and_used(tmp_path):
     synthetic.write_store(store := tmp_path / "store", 3_000, seed=1)
     sizes = ["--max-buckets", "4096", "--embedding-dim", "2", "--hidden", "4"]
     batches = ["sampler:poisson", "--batch-size", "200", "--epochs", "1", "--noise-multiplier", "1"]

@@ -154,12 +154,12 @@ def answer(config):
 
 
 @pytest.mark.parametrize("code", [LOST, PRINTED, CRASHING])
-def test_ctrl_c_in_a_callback_or_in_an_extension_is_neither_lost_nor_printed(code, tmp_path):
+def test_ctrl_c_in_a_callback_interrupts_without_a_traceback(code, tmp_path):
     done = run(tmp_path / "interrupted.py", code + ANSWERED_BY, PRICE, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "dpsgd: interrupted\n")
 
 
-def test_a_process_of_ours_hears_no_ctrl_c_from_its_first_moment_on():
+def test_worker_processes_block_ctrl_c_from_their_start():
     (blocked,) = each(partial(signal.pthread_sigmask, signal.SIG_BLOCK), [()], 1)
     assert blocked == {signal.SIGINT}
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
@@ -199,7 +199,7 @@ GOES_ON = "stopped with 2 runs left: the same command resumes"
         ("experiments.sweeps.workers", "_Worker._start", SWEPT, GOES_ON, 75),
     ],
 )
-def test_processes_that_are_still_importing_say_nothing_to_ctrl_c(
+def test_importing_processes_print_nothing_at_ctrl_c(
     module, function, words, said, status, tmp_path
 ):
     synthetic.write_store(tmp_path / "store", 200, seed=0)

@@ -81,7 +81,7 @@ def test_a_price_is_answered_without_what_only_training_needs(tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_that_cannot_be_is_refused_before_anything_that_trains_is_imported(tmp_path):
+def test_impossible_runs_are_refused_before_training_is_imported(tmp_path):
     write_store(tmp_path / "store", 300, 0)
     words = ["train", str(tmp_path / "store"), "sampler:poisson", "--noise-multiplier", "1"]
     out = ["--out", str(tmp_path / "run")]
@@ -99,7 +99,7 @@ def test_every_module_of_answers_is_a_subject():
     assert {module.name for module in pkgutil.iter_modules(commands.__path__)} <= subjects
 
 
-def test_a_command_whose_output_is_read_no_further_says_nothing_of_it():
+def test_a_closed_output_pipe_prints_no_error():
     code = "import sys; from experiments import cli; sys.exit(cli.main())"
     command = [sys.executable, "-c", code, "--help"]
     read, write = os.pipe()

@@ -93,9 +93,7 @@ def test_diagnostics_lie_apart_and_are_called_not_private(trained):
         assert "loss_sum" not in (out / covered).read_text()
 
 
-def test_an_evaluated_run_gives_back_the_metrics_of_its_own_test_rows(
-    raw, trained, tmp_path, capsys
-):
+def test_evaluate_repeats_the_metrics_of_the_test_rows(raw, trained, tmp_path, capsys):
     out = trained("shuffle")
     test_rows = tmp_path / "test.txt"
     test_rows.write_text("".join(raw.read_text().splitlines(keepends=True)[2700:]))
@@ -107,14 +105,14 @@ def test_an_evaluated_run_gives_back_the_metrics_of_its_own_test_rows(
     assert float(printed["log_loss"]) == pytest.approx(record["metrics"]["test_log_loss"], abs=1e-5)
 
 
-def test_a_run_that_no_finite_epsilon_covers_is_refused_before_it_starts(store, tmp_path, command):
+def test_a_run_without_finite_epsilon_is_refused_before_training(store, tmp_path, command):
     out = tmp_path / "run"
     cap = ["--noise-multiplier", 1, "--max-batch-size", 200]
     assert "no finite epsilon" in command.refuses(*train_words(store, out, "poisson", *cap))
     assert not out.exists()
 
 
-def test_an_insecure_seed_reproduces_the_run_and_voids_its_guarantee(store, trained, tmp_path):
+def test_an_insecure_seed_repeats_a_run_and_voids_its_guarantee(store, trained, tmp_path):
     runs = [tmp_path / "a", tmp_path / "b", trained("poisson")]
     for out in runs[:2]:
         seed = ["--insecure-seed", 7, "--no-audit"]

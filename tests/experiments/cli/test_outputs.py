@@ -58,7 +58,7 @@ def test_a_page_that_would_lie_inside_of_a_file_is_refused(tmp_path, command, no
     assert "Not a directory" in said
 
 
-def test_a_picture_is_replaced_where_that_is_asked_for_and_never_in_half(tmp_path, monkeypatch):
+def test_a_picture_is_replaced_on_request_and_never_partly(tmp_path, monkeypatch):
     there, folder = tmp_path / "page.svg", tmp_path / "folder.svg"
     there.write_text("old")
     folder.mkdir()
@@ -92,7 +92,7 @@ def test_a_page_is_replaced_with_its_figures_or_not_at_all(tmp_path, command, mo
 
 
 @pytest.mark.parametrize("ending", OTHER_FORMATS)
-def test_predictions_are_refused_under_the_ending_of_another_format(ending, tmp_path, command):
+def test_predictions_with_another_formats_suffix_are_refused(ending, tmp_path, command):
     said = command.refuses("score", "run", "data", "--out", tmp_path / f"x{ending}")
     assert said.endswith(
         f"x{ending}: predictions are written as CSV; end the name in .csv or .csv.gz"

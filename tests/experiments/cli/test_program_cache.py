@@ -79,7 +79,7 @@ def test_a_folder_that_others_could_replace_is_not_used(home, mode, kept, capsys
     assert (str(home.parent) in capsys.readouterr().err) != kept
 
 
-def test_programs_are_not_kept_against_the_users_will_or_without_a_folder(home, capsys):
+def test_program_caching_honours_the_users_setting_and_folder(home, capsys):
     os.environ[NOT_KEPT] = "false"
     keep_programs()
     assert NAMED not in os.environ

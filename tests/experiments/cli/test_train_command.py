@@ -79,7 +79,7 @@ def home(tmp_path, monkeypatch):
     sys.modules.pop("own_mean", None)
 
 
-def test_settings_of_ones_own_task_are_options_and_its_run_goes_by_its_name(home, command):
+def test_settings_of_an_own_task_are_options_and_name_its_run(home, command):
     words = ["--task", "own_mean:Mean", "--rows", "50", *SAMPLER, "--shuffled", "true"]
     printed = command("train", *words, "--out", "run", "--no-audit")
     assert "error: on the test rows" in printed

@@ -51,7 +51,7 @@ def test_each_program_gets_every_number_of_a_row(tmp_path, monkeypatch, kind, mo
     assert not (tmp_path / "run").exists()
 
 
-def test_a_program_for_which_nothing_writes_is_refused_with_what_to_install(tmp_path, monkeypatch):
+def test_a_missing_log_writer_is_refused_with_its_package(tmp_path, monkeypatch):
     monkeypatch.setattr(writers, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="--log-to wandb needs a module: pip install wandb"):
         writers.writer("wandb", tmp_path)

@@ -44,7 +44,7 @@ def curves():
     return {job["curve"]: delta.compute(job) for job in jobs}
 
 
-def test_sampled_bounds_of_balls_and_bins_are_around_the_certified_curve(curves):
+def test_sampled_balls_and_bins_bounds_meet_the_certified_curve(curves):
     for i, certified in enumerate(curves["balls-and-bins"]):
         for name in delta.ESTIMATORS:
             sampled = curves[name][i]
@@ -62,7 +62,7 @@ def test_poisson_is_bounded_by_two_accountants(curves):
         assert ours["lower"] <= other["upper"]
 
 
-def test_only_sampled_bounds_are_crosses_and_name_their_confidence(curves):
+def test_sampled_bounds_are_crosses_labelled_by_confidence(curves):
     axes = drawing.blank(2, 2).subplots()
     drawing.draw_curves(axes, collect(*curves.values()))
     crosses = {line.get_label(): line for line in axes.lines if line.get_marker() == "x"}
@@ -100,7 +100,7 @@ def test_the_comparison_prints_and_draws_what_it_computes(tmp_path, monkeypatch,
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
-def test_noise_at_equal_privacy_is_between_what_misses_and_what_suffices():
+def test_noise_at_equal_privacy_brackets_the_target():
     profiles = {
         name: sampler.privacy for name, sampler in comparison.all_samplers(1000, 100, 1).items()
     }
@@ -111,7 +111,7 @@ def test_noise_at_equal_privacy_is_between_what_misses_and_what_suffices():
         assert point["lower"] <= point["upper"]
 
 
-def test_recorded_crossings_are_certified_and_their_signs_change_once():
+def test_recorded_crossings_are_tight_with_one_sign_change():
     rows = json.loads((RECORDS / "crossing.json").read_text())
     assert len(rows) == 187
     for row in rows.values():
@@ -126,7 +126,7 @@ def test_recorded_crossings_are_certified_and_their_signs_change_once():
     assert point["signs"] == recorded["signs"]
 
 
-def test_recorded_cells_are_decided_and_none_is_worse_at_a_small_delta():
+def test_recorded_cells_are_never_worse_at_a_small_delta():
     rows = json.loads((RECORDS / "never_worse.json").read_text())
     for row in rows.values():
         assert re.fullmatch(r">*<*[.]*", row["signs"])

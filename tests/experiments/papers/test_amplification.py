@@ -84,7 +84,7 @@ def test_gaussian_penalty_falls_to_its_limit_with_many_steps():
 
 
 @pytest.mark.parametrize("probs", [1.0, 0.2, np.linspace(0.1, 0.9, 50)])
-def test_the_mean_squared_error_of_a_sampled_mean_is_that_of_a_simulation(probs):
+def test_mean_squared_error_of_a_sampled_mean_matches_simulation(probs):
     rng, epsilon = np.random.default_rng(0), 0.5
     values = rng.uniform(-1, 1, 50)
     scale = max(laplace_noise_scale(epsilon, 50, p) for p in np.atleast_1d(probs))

@@ -128,7 +128,7 @@ def test_the_loss_of_the_model_that_is_drawn_is_within_the_bound(cap):
 
 
 @pytest.mark.parametrize("failure", [0.1, 0.01])
-def test_a_random_choice_of_examples_is_as_near_to_its_mean_as_stated(failure):
+def test_the_stated_deviation_of_a_random_choice_is_tight(failure):
     # One user with as many losses of 1 as of 0, of which 50 count, and others who are not cut.
     bound = excess_bounds([1000, *[10] * 5], 50, 1.0, 1, failure=failure)
     off = bound.choice / 2 * (50 + 5 * 10)
@@ -139,7 +139,7 @@ def test_a_random_choice_of_examples_is_as_near_to_its_mean_as_stated(failure):
 
 
 @pytest.mark.parametrize("failure", [0.5, 0.05])
-def test_a_draw_adds_more_to_the_loss_with_the_stated_probability_at_most(failure):
+def test_a_draw_exceeds_its_bound_with_the_stated_probability(failure):
     # The hardest class for the bound: one best model, and all others as bad as it allows.
     users, eps, size = 10.0, 1.0, 50
     bound = privacy_excess(users, eps, math.log(size), failure=failure)
@@ -148,7 +148,7 @@ def test_a_draw_adds_more_to_the_loss_with_the_stated_probability_at_most(failur
     assert 0.6 * failure <= others / (1 + others) <= failure
 
 
-def test_the_published_bound_follows_for_every_grid_of_6561_values_a_parameter():
+def test_the_published_bound_follows_for_grids_of_6561_values():
     for d, failure in itertools.product((1, 3, 10), (0.9, 1e-6)):
         ours = privacy_excess(7.0, 0.3, 8 * d * math.log(3), failure=failure)
         published = 8 / (7 * 0.3) * ((d + 1) * math.log(3) + math.log(1 / failure))

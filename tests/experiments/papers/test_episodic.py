@@ -22,7 +22,7 @@ from experiments.papers.episodic import Estimate, PublishedTheorem3, add_remove_
 DELTA = 1e-5
 
 
-def test_the_published_theorem_is_exceeded_by_a_pair_of_data_sets():
+def test_a_pair_of_data_sets_exceeds_the_published_theorem():
     # 10 of 100 at sigma 1, x = 1 and all others -1: the theorem says 4.7e-6 at 1.85.
     published = PublishedTheorem3(1.0, 1, (10,), (100,)).estimate_delta(1.85)
     assert published.value == pytest.approx(4.7e-6, rel=0.02)
@@ -41,11 +41,11 @@ def test_the_published_theorem_is_exceeded_by_a_pair_of_data_sets():
     )
 
 
-def test_one_stage_under_add_or_remove_is_poisson_at_half_the_noise():
+def test_one_add_or_remove_stage_is_poisson_at_half_the_noise():
     assert add_remove_profile(3.0, 200, (50,), (1000,)) == PoissonProfile(1.5, 0.05, 200)
 
 
-def test_what_is_said_beside_a_scheme_names_its_units_and_adjacency():
+def test_the_labels_of_a_scheme_name_units_and_adjacency():
     one, two = (compare(4.0, 2, (1,) * n, (10,) * n, DELTA) for n in (1, 2))
     assert next(iter(one)) == next(iter(two)) == "examples clipped"
     assert "units of level 1 clipped" in two

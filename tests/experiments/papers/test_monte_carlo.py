@@ -70,7 +70,7 @@ def test_bennett_bounds_fail_no_more_often_than_beta(truth):
     assert np.all(np.array(known) <= np.maximum(unknown, math.sqrt(0.2 * truth)))
 
 
-def test_bennett_is_tighter_where_the_variance_is_small_and_looser_where_nothing_was_seen():
+def test_bennett_is_tighter_at_small_variance_except_at_zero():
     samples = 0.5 + 0.1 * np.random.default_rng(0).standard_normal(10_000)
     kl = kl_upper_bound(samples.mean(), samples.size, 1e-3)
     assert mean_upper_bound(samples, 1e-3, "bennett") - samples.mean() < 0.5 * (kl - samples.mean())
@@ -220,14 +220,14 @@ def test_too_few_samples_are_known_without_drawing_them(monkeypatch):
     assert bound.lower == pytest.approx(4.0, rel=1e-3)
 
 
-def test_epsilon_is_finite_at_deltas_far_below_the_inverse_of_the_number_of_samples():
+def test_epsilon_is_finite_at_deltas_below_one_over_num_samples():
     bound = MonteCarloProfile(0.5, 4_492, num_samples=20_000, sampled="other bins").epsilon(2.7e-8)
     certified = BallsAndBinsProfile(0.5, 4_492).epsilon(2.7e-8)
     assert certified.lower <= bound.upper < certified.upper + 0.2
     assert bound.lower <= certified.upper
 
 
-def test_upper_ends_fall_in_epsilon_and_one_bin_has_nothing_to_sample(quadrature):
+def test_upper_ends_fall_in_epsilon_and_bound_a_single_bin(quadrature):
     profile = MonteCarloProfile(1.0, 1, num_samples=10, sampled="other bins")
     uppers = [bound.upper for _, bound in profile.estimates([0.2, 0.5, 1.0, 2.0])]
     assert np.all(np.diff(uppers) < 0)

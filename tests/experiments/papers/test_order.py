@@ -147,7 +147,7 @@ def test_each_step_of_the_proof_at_epsilon_0_holds_by_quadrature(sigma, steps, n
 
 
 @pytest.mark.parametrize(("sigma", "steps"), [(1.0, 2), (0.5, 5)])
-def test_poisson_is_worse_at_every_large_epsilon_by_two_closed_forms(sigma, steps):
+def test_two_closed_forms_show_poisson_worse_at_large_epsilon(sigma, steps):
     shift = steps * math.log(steps)
     for epsilon in (200.0, 300.0):
         ceiling = GaussianProfile(sigma).delta(epsilon).upper

@@ -11,7 +11,7 @@ from samplers.randomness import Key, Stream, uniform_integers
 FALSE_ALARM = 1e-6
 
 
-def test_multinomial_sizes_after_a_shuffle_have_the_law_of_balls_and_bins():
+def test_multinomial_bins_of_a_shuffle_match_balls_and_bins():
     n, bins, found = 5, 3, Counter()
     for seed in range(2_500):
         order = Shuffle(n, 2).shuffled(seed, 1)

@@ -63,7 +63,7 @@ def numbers(line):
 
 
 @pytest.mark.long
-def test_the_page_shows_level_deciles_categories_and_what_privacy_cost(folder):
+def test_the_page_shows_deciles_categories_and_cost_of_privacy(folder):
     page = page_of([folder / "private"], rows=rows_of(folder, "C9"), against=folder / "plain")
     text = page.markdown
     metrics = FinishedRun.read(folder / "private").record["metrics"]
@@ -87,7 +87,7 @@ def test_the_page_shows_level_deciles_categories_and_what_privacy_cost(folder):
 
 
 @pytest.mark.long
-def test_the_cost_is_the_difference_of_the_metrics_with_its_standard_error(folder):
+def test_the_cost_is_a_metric_difference_with_standard_error(folder):
     private, plain = fit_of(folder, "private"), fit_of(folder, "plain")
     _, [[name, auc, loss, entropy, ratio]] = clicks.cost([private], plain)
     assert name == "private"
@@ -108,7 +108,7 @@ def test_the_cost_is_the_difference_of_the_metrics_with_its_standard_error(folde
 
 
 @pytest.mark.long
-def test_a_model_without_privacy_that_was_trained_otherwise_is_said_to_be(folder, monkeypatch):
+def test_a_baseline_with_other_settings_is_reported_as_such(folder, monkeypatch):
     private, plain = (FinishedRun.read(folder / name) for name in ("private", "plain"))
     assert clicks.differences(private, plain) == []
     sampler = dataclasses.replace(plain.spec.sampler, epochs=3)
@@ -128,7 +128,7 @@ def fit(logits, labels, name="a model"):
     return clicks.Fit(name, scores, binary_metrics(scores.logits, scores.labels))
 
 
-def test_the_diagram_has_a_point_for_each_bin_of_rows_enough_and_counts_them_all():
+def test_the_diagram_has_a_point_per_large_bin_and_counts_all():
     logits = np.repeat([-2.0, 0.0, 2.0], [100, 50, FEWEST - 1])
     labels = np.arange(logits.size) % 2
     upper, lower = clicks.draw([fit(logits, labels)]).axes
@@ -141,7 +141,7 @@ def test_the_diagram_has_a_point_for_each_bin_of_rows_enough_and_counts_them_all
     assert upper.get_xlim()[1] > 1 / (1 + math.exp(-2.0))  # all of them are seen
 
 
-def test_a_model_that_diverged_is_said_to_have_and_nothing_more_is_shown():
+def test_a_diverged_model_is_named_and_not_drawn():
     bad = fit([np.nan, 0.0], [0, 1], "bad")
     figures = {}
     text = predictions([fit([1.0, 0.0], [0, 1])], bad, clicks.Rows(Path("rows.csv")), figures)

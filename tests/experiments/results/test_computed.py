@@ -31,7 +31,7 @@ def values(table):
     return table["value"].to_list()
 
 
-def test_rows_come_in_the_order_of_jobs_and_only_missing_ones_are_computed(tmp_path):
+def test_missing_rows_are_computed_and_follow_the_order_of_jobs(tmp_path):
     file, lines = tmp_path / "a.parquet", []
     computed(squared, JOBS[1:2], file, lines.append)
     table = computed(squared, JOBS, file, lines.append)

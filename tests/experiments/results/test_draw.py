@@ -58,7 +58,7 @@ def test_runs_without_noise_stand_apart_on_the_same_scale(summary_of):
     assert "no noise" in apart.get_xticklabels()[0].get_text()
 
 
-def test_the_axis_of_noise_is_linear_above_and_logarithmic_below_the_dotted_line(summary_of):
+def test_the_noise_axis_is_logarithmic_below_the_dotted_line(summary_of):
     (axes,) = panels(draw(summary_of(auc, NOISE)))
     (dotted,) = [line for line in axes.get_lines() if line.get_linestyle() == ":"]
     assert set(dotted.get_xdata()) == {0.5}
@@ -98,7 +98,7 @@ def test_the_axis_says_what_epsilons_hold_for(summary_of, grid, how, said, unsai
     assert figure.get_suptitle() == f"A title{void}"
 
 
-def test_grids_of_one_title_share_a_panel_with_a_hatched_area_between_epsilons_ends(summary_of):
+def test_grids_of_one_title_share_a_panel_and_hatched_area(summary_of):
     def by_noise(run, metric):
         return 0.72 if run.spec.options().get("optimistic") else 0.7
 
@@ -125,7 +125,7 @@ def test_sweeps_are_drawn_as_rows_and_grids_as_panels(summary_of):
     assert titles == ["A title\ngenerated rows (best reachable test AUC: 0.7500)"] * 2
 
 
-def test_over_epsilon_a_bar_spans_the_certified_interval_of_each_run(summary_of):
+def test_epsilon_bars_span_the_certified_interval_of_each_run(summary_of):
     table = summary_of(auc, NOISE, repetitions=1).table.where(noise_multiplier=1.0)
     figure = drawn.draw([View(table, "epsilon_upper", Headline("test_auc"), by=("run",))])
     (axes,) = figure.axes

@@ -62,7 +62,7 @@ def test_the_printed_command_is_the_configuration(name):
     )
 
 
-def test_a_configuration_that_no_command_has_is_said_to_be_a_programs():
+def test_a_configuration_without_command_is_a_programs():
     config = RunSpec.of(SETTINGS["poisson"](), noise_multiplier=1.0, init_seed=5)
     printed = train_command({"name": "clicks", "settings": {"data": "s"}}, config, Path("run"))
     assert (
@@ -70,7 +70,7 @@ def test_a_configuration_that_no_command_has_is_said_to_be_a_programs():
     )
 
 
-def test_the_printed_command_names_the_task_and_no_settings_of_one_that_is_made_already():
+def test_the_printed_command_names_a_task_made_already_alone():
     config = RunSpec.of(SETTINGS["poisson"](), noise_multiplier=1.0)
     settings = {"rows": 160, "width": 5, "seed": 0}
     for name, given in (("tiny_task:Line", "--width 5"), ("tiny_task:line", "1.0 --out")):
@@ -126,7 +126,7 @@ def test_the_page_needs_nothing_but_itself(page):
     assert all(link.startswith("data:image/svg+xml;base64,") for link in links.found)
 
 
-def test_every_run_has_its_guarantee_interval_and_command_on_the_page(runs, page):
+def test_the_page_shows_guarantee_interval_and_command_per_run(runs, page):
     text = page.markdown
     assert text.count("zero-out adjacency, unit: one example") == 2
     assert "NO GUARANTEE: no noise was added" in text
@@ -155,7 +155,7 @@ def test_runs_are_compared_task_by_task(runs, clicked):
     assert "Not alike" not in page.markdown  # of tasks that differ by nature
 
 
-def test_at_a_glance_epsilon_comes_first_and_each_cell_of_a_phone_says_what_it_is(runs, page):
+def test_at_a_glance_puts_epsilon_first_and_labels_each_cell(runs, page):
     glance = page.markdown.partition("## At a glance\n\n")[2]
     header, _, *rows = glance.partition("\n\n")[0].splitlines()
     assert header == "| run | ε | test error | sampler |"
@@ -172,7 +172,7 @@ def test_at_a_glance_epsilon_comes_first_and_each_cell_of_a_phone_says_what_it_i
     [([0], False), ([2], False), ([0, 2], False), ([0, 1], True), ([0, 1, 2], True)],
     ids=["private", "plain", "shuffled and plain", "two epsilons", "two epsilons and plain"],
 )
-def test_a_figure_has_two_epsilons_and_its_caption_says_what_is_drawn(runs, numbers, drawn):
+def test_a_figure_with_two_epsilons_explains_them_in_its_caption(runs, numbers, drawn):
     page = page_of([runs[number] for number in numbers])
     assert ("quality.svg" in page.figures) == drawn
     (caption,) = re.findall(r"!\[(.*)\]\(quality.svg\)", page.markdown) or [""]
@@ -198,7 +198,7 @@ def test_the_page_never_reads_the_diagnostics(runs, page):
             (run / DIAGNOSTICS).write_bytes(content)
 
 
-def test_the_command_writes_the_page_its_markdown_and_its_figures(runs, tmp_path):
+def test_the_command_writes_the_page_markdown_and_figures(runs, tmp_path):
     out = tmp_path / "page.html"
     words = ["--out", str(out), "--title", "A & B", "--markdown", str(tmp_path / "page")]
     assert cli.main(["report", *map(str, runs), *words]) == 0
@@ -226,7 +226,7 @@ def test_the_name_of_a_run_is_shown_as_it_is(runs, tmp_path):
         assert f"<strong>{name}</strong>: NO GUARANTEE" in shown
 
 
-def test_a_guarantee_is_what_the_ledger_gives_and_not_what_the_report_says(runs, tmp_path):
+def test_a_guarantee_comes_from_the_ledger_and_not_the_report(runs, tmp_path):
     whole = page_of([runs[0]]).markdown
     boasting = shutil.copytree(runs[0], tmp_path / runs[0].name)
     record = json.loads((boasting / "report.json").read_text())
@@ -309,9 +309,7 @@ TAMPERED |= {
     ("asked", "tampered"),
     [(asked, name) for name, (_, of, _) in TAMPERED.items() for asked in sorted(of)],
 )
-def test_a_finished_run_that_was_cut_edited_or_damaged_is_refused_in_one_line(
-    clicked, tmp_path, command, asked, tampered
-):
+def test_a_damaged_finished_run_is_refused_in_one_line(clicked, tmp_path, command, asked, tampered):
     change, _, problem = TAMPERED[tampered]
     run = shutil.copytree(clicked, tmp_path / "run")
     change(run)
@@ -334,7 +332,7 @@ def test_a_page_is_written_beside_its_run_and_nothing_into_it(runs, tmp_path, co
     assert {path.name for path in tmp_path.iterdir()} == {"run", "run.html"}
 
 
-def test_figures_of_runs_on_different_stores_are_said_not_to_compare(runs, tmp_path):
+def test_the_page_warns_about_runs_on_different_stores(runs, tmp_path):
     plain = runs[2]
     other = shutil.copytree(plain, tmp_path / "other")
     assert "different data" not in page_of([plain, other]).markdown

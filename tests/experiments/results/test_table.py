@@ -12,7 +12,7 @@ from dpsgd.runs.result import FinishedRun
 from experiments.results.table import Table, read
 
 
-def test_a_row_is_what_the_run_and_its_ledger_say_and_not_the_digest_of_its_rows(runs):
+def test_a_row_repeats_run_and_ledger_without_data_digests(runs):
     table, unfinished = read([runs[0].parent])
     assert unfinished == []
     assert {row["run"] for row in table.rows} == {run.name for run in runs}
@@ -76,7 +76,7 @@ def test_what_the_table_has_not_is_refused_in_one_line(runs, words, problem, com
     assert problem in command.refuses("results", "private", *words)
 
 
-def test_a_metric_that_is_undefined_is_not_one_that_was_not_measured(tmp_path):
+def test_undefined_and_unmeasured_metrics_stay_distinct(tmp_path):
     rows = [{"run": "a", "test_auc": math.nan}, {"run": "b", "test_auc": None}]
     Table.of_rows(rows, ["test_auc"]).write(tmp_path / "t.parquet")
     first, second = Table.load(tmp_path / "t.parquet").rows
@@ -118,7 +118,7 @@ def test_equal_data_have_equal_numbers_and_unknown_ones_none(runs, tmp_path):
     assert [row["data"] for row in table.rows] == [0, 1, None]
 
 
-def test_no_metric_or_setting_of_a_task_takes_the_place_of_a_guarantee(runs):
+def test_no_metric_or_setting_of_a_task_replaces_the_guarantee(runs):
     run = FinishedRun.read(runs[0])
     named = {"epsilon_upper": 0.01, "delta": 0.0, "guarantee": 1.0}
     record = {**run.record, "metrics": {**run.record["metrics"], **named}}

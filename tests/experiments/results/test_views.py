@@ -138,7 +138,7 @@ def test_tuned_axes_are_named_with_the_rows_that_chose_them(summary_of):
     assert any(too_good in line for line in summary.statements)
 
 
-def test_runs_without_clipping_have_no_place_among_the_clipping_norms(summary_of):
+def test_runs_without_clipping_are_apart_from_clipping_norms(summary_of):
     norms = {**NOISE, "noise_multiplier": 1.0, "l2_clip_norm": (1.0, 2.0)}
     (panel,) = summary_of(auc, {**norms, "x": "l2_clip_norm"}).views
     assert panel.xs == [1.0, 2.0, None]
@@ -148,7 +148,7 @@ def test_runs_without_clipping_have_no_place_among_the_clipping_norms(summary_of
 
 
 @pytest.mark.parametrize(("gap", "told_apart"), [(0.1, True), (1e-4, False)])
-def test_the_verdict_names_the_best_sampler_and_those_not_told_from_it(summary_of, gap, told_apart):
+def test_the_verdict_names_the_best_sampler_and_its_ties(summary_of, gap, told_apart):
     def scored(run, metric):
         return 0.7 + gap * (run.spec.sampler.name == "poisson") + 0.002 * run.spec.init_seed
 

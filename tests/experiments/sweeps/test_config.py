@@ -68,7 +68,7 @@ def test_settings_of_all_runs_reach_each_of_them():
 
 
 @pytest.mark.parametrize("norms", ["[1, 4]", "[1, 4, 8]", "2"])
-def test_a_run_without_clipping_is_the_same_whatever_norms_its_grid_has(norms):
+def test_a_run_without_clipping_ignores_the_norms_of_its_grid(norms):
     runs = planned(f"{GRID}l2_clip_norm = {norms}\n")
     plain = [run.spec for run in runs if not run.spec.private]
     assert len(plain) == 2 * 2 * 2
@@ -115,7 +115,7 @@ NEEDED = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_sampler_can_be_swept_and_has_the_sizes_that_it_knows(name):
+def test_every_sampler_can_be_swept_with_its_sizes(name):
     sampler = f'{{ name = "{name}", {NEEDED[name]} }}' if name in NEEDED else f'"{name}"'
     runs = planned(GRID.replace(BOTH, sampler) + "batch_size = 64\n")
     assert len(runs) == (1 if name in NEEDED else 2) * 3 * 2  # epochs, privacy, repetitions

@@ -89,7 +89,7 @@ run_sweep(Sweep.read(config), None, out, workers=2, progress=progress)
 @pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.timeout(900)  # four sweeps of two processes each, which all start JAX
-def test_killed_and_stopped_a_sweep_resumes_to_the_numbers_of_an_undisturbed_one(tmp_path):
+def test_a_killed_sweep_resumes_to_the_undisturbed_numbers(tmp_path):
     sweep, out = sweep_of(tmp_path), tmp_path / "disturbed"
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, tmp_path / "sweep.toml", out],
@@ -127,9 +127,7 @@ def test_killed_and_stopped_a_sweep_resumes_to_the_numbers_of_an_undisturbed_one
     assert Table.load(out / TABLE).frame.equals(disturbed.table.frame)
 
 
-def test_a_run_that_fails_is_named_and_keeps_no_other_from_being_finished(
-    tmp_path, in_this_process
-):
+def test_a_failed_run_is_named_and_the_others_are_finished(tmp_path, in_this_process):
     text = ONE.replace("insecure_seeds = [1]", "repetitions = 1").replace(
         '"shuffle"', '[{ name = "poisson", max_batch_size = 33 }, "shuffle"]'
     )
@@ -138,7 +136,7 @@ def test_a_run_that_fails_is_named_and_keeps_no_other_from_being_finished(
     assert [name[:7] for name in finished(tmp_path / "out")] == ["shuffle"]
 
 
-def test_a_run_that_diverged_is_finished_and_the_others_are_shown(tmp_path, in_this_process):
+def test_a_diverged_run_is_finished_and_the_others_shown(tmp_path, in_this_process):
     rates = "learning_rate = [0.01, 1e30]\n"
     text = ONE.replace('x = "noise_multiplier"', 'x = "learning_rate"') + rates
     summary = engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
@@ -163,9 +161,7 @@ OUT_OF_MEMORY = {
 
 
 @pytest.mark.parametrize(("exhaust", "line"), OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
-def test_a_run_out_of_memory_fails_in_one_line_and_its_process_lives_on(
-    monkeypatch, tmp_path, capsys, exhaust, line
-):
+def test_a_run_out_of_memory_fails_in_one_line(monkeypatch, tmp_path, capsys, exhaust, line):
     monkeypatch.setattr("dpsgd.runs.run.run", lambda *args, **options: exhaust())
     config = RunSpec.of(SETTINGS["shuffle"](), noise_multiplier=1.0)
     message = workers._outcome(LINE, PlannedRun("cell", config, tmp_path / "run"), print)
@@ -181,9 +177,7 @@ def test_a_fault_of_ours_keeps_its_traceback():
 
 
 @pytest.mark.long
-def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_it_again(
-    tmp_path, command
-):
+def test_a_sweep_in_workers_is_reported_with_its_command(tmp_path, command):
     (tmp_path / "sweep.toml").write_text(STORED)
     data, out = tmp_path / "points.npz", tmp_path / "a sweep"
     stored_task.Stored.write(data, 0)
@@ -230,9 +224,7 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
         page_of([out])
 
 
-def test_runs_in_one_process_compile_one_program_for_all_their_numbers(
-    tmp_path, caplog, in_this_process
-):
+def test_runs_in_one_process_share_a_program_across_numbers(tmp_path, caplog, in_this_process):
     text = ONE.replace('"shuffle"', '["shuffle", "balls-and-bins"]')
     text = text.replace("epochs = 2", "epochs = 1")
     text = text.replace("width = 3", "width = 4")  # a model that no other test compiles
@@ -247,7 +239,7 @@ def test_runs_in_one_process_compile_one_program_for_all_their_numbers(
     assert compiled == len(shapes)
 
 
-def test_a_free_worker_takes_the_program_that_it_has_and_else_one_that_nobody_is_at():
+def test_a_free_worker_prefers_its_program_then_an_unused_one():
     todo = [(f"{program}{number}", program) for program in "abc" for number in (1, 2)]
     pool = [types.SimpleNamespace(program=None) for _ in range(2)]
     turns = [pool[number] for number in (0, 1, 1, 1, 0, 1)]
@@ -294,9 +286,7 @@ def test_a_folder_that_holds_another_run_is_left_alone(tmp_path, in_this_process
     assert finished(out) == before
 
 
-def test_runs_go_on_from_the_model_that_they_started_from_and_from_no_other(
-    tmp_path, in_this_process, monkeypatch
-):
+def test_runs_resume_from_their_initial_model_alone(tmp_path, in_this_process, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.savez("model.npz", w=np.ones(3, np.float32))
     start = '[run]\ninit_from = "model.npz"'
@@ -313,9 +303,7 @@ def test_runs_go_on_from_the_model_that_they_started_from_and_from_no_other(
     assert shown(engine.read(out)) == shown(done)
 
 
-def test_runs_go_on_with_their_own_store_wherever_it_lies_and_with_no_other(
-    tmp_path, in_this_process
-):
+def test_runs_resume_with_their_store_alone_and_may_move_it(tmp_path, in_this_process):
     sweep, out = sweep_of(tmp_path, STORED), tmp_path / "out"
     place, moved = tmp_path / "points.npz", tmp_path / "moved.npz"
     stored_task.Stored.write(place, 0)

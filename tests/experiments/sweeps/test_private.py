@@ -43,7 +43,7 @@ def parse(text):
     return PrivateSweep.parse(text.encode(), "FILE")
 
 
-def test_the_candidates_are_all_combinations_of_a_grids_values_each_once():
+def test_the_candidates_are_the_distinct_grid_combinations():
     sweep = parse(FILE + "l2_clip_norm = [1, 4.0]\n" + FILE[FILE.index("[[grid]]") :])
     found = sweep.candidates("FILE")
     assert [(c.optimizer.learning_rate, c.l2_clip_norm) for c in found] == [
@@ -79,7 +79,7 @@ def test_what_cannot_be_asked_for_is_named_in_one_line(old, new, message):
     assert "\n" not in str(error.value)
 
 
-def test_the_score_is_the_headline_on_the_validation_rows_and_never_of_rows_that_train():
+def test_the_score_is_the_headline_metric_on_validation_rows():
     class Described(Line):
         def describe(self):
             return {"headline": "test_auc", "better": "higher"}
@@ -93,7 +93,7 @@ def test_the_score_is_the_headline_on_the_validation_rows_and_never_of_rows_that
         parse(FILE.replace("test_error", "train_auc")).scored(Described(), "FILE")
 
 
-def test_the_shipped_selection_can_be_asked_for_by_name_and_needs_the_option():
+def test_the_shipped_selection_is_named_and_needs_its_option():
     content = file_of(Path("private-selection")).read_bytes()
     assert len(PrivateSweep.parse(content, "private-selection").candidates("FILE")) > 1
     with pytest.raises(ValueError, match=r"private-selection is the file of .*: add --private"):
@@ -102,7 +102,7 @@ def test_the_shipped_selection_can_be_asked_for_by_name_and_needs_the_option():
         PrivateSweep.parse(file_of(Path("equal-privacy")).read_bytes(), "FILE")
 
 
-def test_the_command_releases_a_model_whose_report_states_the_whole(tmp_path, command):
+def test_the_command_releases_a_model_with_the_joint_guarantee(tmp_path, command):
     (tmp_path / "file.toml").write_text(FILE)
     words = ["sweep", tmp_path / "file.toml", "--private", "--out", tmp_path / "out"]
     said = command(*words)

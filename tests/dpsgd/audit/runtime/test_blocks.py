@@ -178,7 +178,7 @@ def test_other_rows_of_as_many_examples_are_seen_without_floats(monkeypatch):
 
 
 @pytest.mark.long
-def test_a_sum_of_more_rows_than_float32_can_count_is_sound_and_one_without_its_last_pass_is_not():
+def test_audit_checks_every_pass_of_sums_above_2_24_rows():
     def product(params, example):
         return params * example["x"]
 

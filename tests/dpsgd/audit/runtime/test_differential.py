@@ -252,7 +252,7 @@ def test_an_own_rule_that_clips_too_little_is_caught():
     assert not audited(dpsgd(loss_fn, SGD, clipping=OwnRule(1.02))).passed
 
 
-def test_the_noise_of_a_single_bfloat16_number_passes_under_any_root():
+def test_noise_of_one_bfloat16_number_passes_under_any_root():
     def loss(params, example):
         return (params["b"] * example.astype(params["b"].dtype)).astype(jnp.float32)
 
