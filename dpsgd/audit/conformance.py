@@ -13,6 +13,7 @@ functions test one component with more draws, and noise in leaves of every kind.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,17 +35,22 @@ from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Noise
 from dpsgd.core.queries import FullSums
+from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.closures import held_arrays
 from dpsgd.engine.feed import Layout
+from dpsgd.engine.loop import train_blocks
 from dpsgd.engine.programs import digest
 from dpsgd.gradients.losses import LossFn
+from dpsgd.noise.keys import Keys
 from samplers import BatchSampler, Deterministic, Poisson, UnitData
 
 PyTree = Any
 
 _DELTA = 1e-6
 _ROWS = 64  # synthetic rows
+_LOOP_ERROR = 1e-3
+"""Largest difference of a loop's state, in units of the change of an array, due to rounding."""
 
 
 def check_sampler(sampler: BatchSampler, *, noise_multiplier: float = 1.0) -> AuditReport:
@@ -229,6 +235,61 @@ def check_task(task: Any, *, batch_size: int = 32) -> AuditReport:
     if callable(offered) and (refinement := offered()) is not None:
         checks += audit_queries(refinement, mechanism, params, rows).checks
     return _required(checks)
+
+
+def check_loop(
+    loop: Callable[[TrainState, PyTree, Keys], TrainState],
+    algorithm: Algorithm,
+    mechanism: Mechanism,
+    params: PyTree,
+    rows: PyTree,
+) -> AuditReport:
+    """Checks a loop that takes the steps of a run itself.
+
+    The program of the run is audited, as before `train`. Then the loop must come to the state of
+    `train_blocks` under equal keys: optimizer state included, within float32's rounding. Some
+    synthetic rows are large, so that their gradients are clipped.
+
+    Args:
+      loop: Function (state, data, keys) that returns the state after the sampler's last step.
+      algorithm: Training algorithm, whose `clipped_sum` and `update` the loop calls.
+      mechanism: Sampler, sigma and C.
+      params: Initial parameters.
+      rows: Synthetic examples, each leaf [rows, ...]; they are repeated to the sampler's number.
+
+    Raises:
+      AssertionError: If the program fails its audit, or the loop comes to another state.
+    """
+    count = mechanism.sampler.num_examples
+    data = jax.tree.map(lambda x: _enlarged(np.resize(x, (count, *x.shape[1:]))), rows)
+    checks = list(audit_program(algorithm, mechanism, params, rows).checks)
+    state, keys = algorithm.init(params, mechanism, data), Keys.of()
+    *_, block = train_blocks(algorithm, mechanism, state, data, keys=keys)
+    initial, expected = state, block.state
+    reached = loop(algorithm.init(params, mechanism, data), data, keys)
+    same = jax.tree.structure(reached) == jax.tree.structure(expected)
+    name = "the loop comes to the state of the audited program"
+    if not same:
+        return _required([*checks, CheckResult(name, False, "another structure of the state")])
+    leaves = zip(*map(jax.tree.leaves, (initial, expected, reached)), strict=True)
+    error = max(_relative_error(*map(np.asarray, triple)) for triple in leaves)
+    detail = f"largest difference {error:.1e} of the change of an array"
+    return _required([*checks, CheckResult(name, error <= _LOOP_ERROR, detail)])
+
+
+def _enlarged(column: np.ndarray) -> np.ndarray:
+    """Returns a column whose floats are a hundred times as large in every fourth row."""
+    if not np.issubdtype(column.dtype, np.floating):
+        return column
+    factors = np.where(np.arange(len(column)) % 4 == 3, 100, 1).astype(column.dtype)
+    return column * factors.reshape(-1, *(1,) * (column.ndim - 1))
+
+
+def _relative_error(initial: np.ndarray, expected: np.ndarray, reached: np.ndarray) -> float:
+    """Returns the largest difference of an array from the expected one, in units of its change."""
+    change = np.abs(expected.astype(float) - initial).max(initial=0.0)
+    difference = np.abs(expected.astype(float) - reached).max(initial=0.0)
+    return float(difference / change) if difference else 0.0
 
 
 def check_neighbours(task: Any, neighbour: Any, *, batch_size: int = 32) -> AuditReport:

@@ -176,7 +176,7 @@ class Keys:
     seeds: Seeds | None = None
 
     @classmethod
-    def of(cls, insecure_seed: int | None) -> Keys:
+    def of(cls, insecure_seed: int | None = None) -> Keys:
         """Returns fresh keys, equal in all processes, or keys of an insecure seed."""
         if insecure_seed is None:
             return cls(RootKey.shared())
