@@ -71,8 +71,8 @@ def audit_program(
     claimed = sampler if claimed is None else claimed
     seed, bands = root.sampling_seed(0), mechanism.noise.bands
     draws = draw_checks(sampler, claimed, seed=seed, bands=bands)
-    own = type(sampler) not in (*KINDS, FullBatch) or claimed is not sampler
-    if all(check.passed for check in draws) and (own or laws):
+    is_custom = type(sampler) not in (*KINDS, FullBatch) or claimed is not sampler
+    if all(check.passed for check in draws) and (is_custom or laws):
         from dpsgd.audit.laws import law_checks  # imports scipy.stats, for few samplers
 
         draws += law_checks(sampler, claimed)
@@ -111,11 +111,11 @@ def audit_queries(
     sampler = FullBatch(mechanism.sampler.num_examples, sums.count)
     noise = released.noise if released.noise.bands == 1 else Independent()
     priced = Mechanism(sampler, sums.noise_multiplier, sums.l2_clip_norm, noise)
-    found = audit_program(
+    report = audit_program(
         algorithm, priced, state.params, read, state=state, layout=run.layout, root=root
     )
     same = CheckResult("they are released as they are priced", released == priced, str(sums))
     checks = (
-        check._replace(name=f"sums over all rows: {check.name}") for check in (same, *found.checks)
+        check._replace(name=f"sums over all rows: {check.name}") for check in (same, *report.checks)
     )
     return AuditReport(tuple(checks))

@@ -194,16 +194,16 @@ def bound_epsilon(
     counted = trials // 2
     shares = -(-(trials - counted) // len(GAMES))
     choice = {}
-    for game, others in GAMES.items():
+    for game, gradient in GAMES.items():
         progress(f"choosing: {game}")
-        choice[game] = choose_event(*play(others, shares), delta, confidence)
+        choice[game] = choose_event(*play(gradient, shares), delta, confidence)
     game = max(choice, key=lambda name: choice[name][0])
     event = choice[game][1]
     progress(f"counting: {game}")
     present, absent = play(GAMES[game], counted)
-    favoured, other, least = event.sides(present, absent)
-    hits, misses = (int(np.sum(side >= least)) for side in (favoured, other))
-    lower = float(_log_ratio(hits, misses, favoured.size, other.size, delta, confidence))
+    favoured, opposite, threshold = event.sides(present, absent)
+    hits, misses = (int(np.sum(side >= threshold)) for side in (favoured, opposite))
+    lower = float(_log_ratio(hits, misses, favoured.size, opposite.size, delta, confidence))
     return BlackBoxReport(
         max(0.0, lower),  # 0 holds without any trial
         claim,
@@ -228,23 +228,25 @@ def choose_event(
     """
     best = -math.inf, Event(next(iter(present)), True, math.inf)
     for name, is_present in itertools.product(present, (True, False)):
-        favoured, other, _ = Event(name, is_present, math.nan).sides(present, absent)
-        favoured, other = np.sort(favoured), np.sort(other)
+        favoured, opposite, _ = Event(name, is_present, math.nan).sides(present, absent)
+        favoured, opposite = np.sort(favoured), np.sort(opposite)
         ranks = np.unique(np.geomspace(1, favoured.size, _THRESHOLDS).astype(int))
         thresholds = favoured[-ranks]
-        hits, misses = (side.size - np.searchsorted(side, thresholds) for side in (favoured, other))
-        bounds = _log_ratio(hits, misses, favoured.size, other.size, delta, confidence)
+        hits, misses = (
+            side.size - np.searchsorted(side, thresholds) for side in (favoured, opposite)
+        )
+        bounds = _log_ratio(hits, misses, favoured.size, opposite.size, delta, confidence)
         k = int(np.argmax(bounds))
-        least = float(thresholds[k])
+        threshold = float(thresholds[k])
         best = max(
             best,
-            (float(bounds[k]), Event(name, is_present, least if is_present else -least)),
-            key=lambda found: found[0],
+            (float(bounds[k]), Event(name, is_present, threshold if is_present else -threshold)),
+            key=lambda candidate: candidate[0],
         )
     return best
 
 
-def _log_ratio(hits, misses, favoured: int, other: int, delta: float, confidence: float) -> Any:
+def _log_ratio(hits, misses, favoured: int, opposite: int, delta: float, confidence: float) -> Any:
     """Returns log((p - delta) / q), or -inf for p <= delta.
 
     p is the lower Clopper-Pearson bound of hits / favoured, q the upper one of misses / other.
@@ -252,5 +254,7 @@ def _log_ratio(hits, misses, favoured: int, other: int, delta: float, confidence
     error = (1 - confidence) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
         p = np.where(hits > 0, stats.beta.ppf(error, hits, favoured - hits + 1), 0.0)
-        q = np.where(misses < other, stats.beta.ppf(1 - error, misses + 1, other - misses), 1.0)
+        q = np.where(
+            misses < opposite, stats.beta.ppf(1 - error, misses + 1, opposite - misses), 1.0
+        )
         return np.where(p > delta, np.log(np.maximum(p - delta, 1e-300) / q), -np.inf)

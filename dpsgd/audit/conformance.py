@@ -180,19 +180,23 @@ def check_optimizer(
     layout = Layout.choose(mechanism.sampler, rows)
     checks = flow_checks(algorithm, mechanism, state, rows, layout)
     gradient = jax.tree.map(jnp.ones_like, params)
-    updates, after = jax.eval_shape(optimizer.update, gradient, state.opt_state, params)
+    updates, next_state = jax.eval_shape(optimizer.update, gradient, state.opt_state, params)
     same = jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
-    same &= _shapes(after) == _shapes(state.opt_state)
-    detail = f"{len(leaves)} arrays, and {len(jax.tree.leaves(after))} of its state"
+    same &= _shapes(next_state) == _shapes(state.opt_state)
+    detail = f"{len(leaves)} arrays, and {len(jax.tree.leaves(next_state))} of its state"
     checks.append(CheckResult("shapes and types stay what they are", same, detail))
     traces = (
         jax.make_jaxpr(optimizer.init)(params),
         jax.make_jaxpr(optimizer.update)(gradient, state.opt_state, params),
     )
-    own = {(), *map(jnp.shape, leaves)}
-    held = sorted({x.shape for trace in traces for x, _ in held_arrays(trace)} - own)
+    allowed_shapes = {(), *map(jnp.shape, leaves)}
+    other_shapes = sorted(
+        {x.shape for trace in traces for x, _ in held_arrays(trace)} - allowed_shapes
+    )
     name = "every array in a closure of it is of a parameter's shape"
-    checks.append(CheckResult(name, not held, f"others: {held}" if held else ""))
+    checks.append(
+        CheckResult(name, not other_shapes, f"others: {other_shapes}" if other_shapes else "")
+    )
     alike = _alike(optimizer.init(params), optimizer.init(params))
     checks.append(CheckResult("it begins alike each time", alike, ""))
     return _required(checks)
@@ -305,12 +309,14 @@ def check_neighbours(task: Any, neighbour: Any, *, batch_size: int = 32) -> Audi
       AssertionError: If row counts, units, shapes of rows or parameters, descriptions or compiled
         programs differ: a difference reveals the row, and no guarantee counts it.
     """
-    views = [_public_view(one, batch_size) for one in (task, neighbour)]
+    views = [_public_view(first, batch_size) for first in (task, neighbour)]
     pairs = [(name, *(view[name] for view in views)) for name in views[0]]
     return _required(
         [
-            CheckResult(f"one row changes no {name}", one == other, f"{one}, then {other}"[:500])
-            for name, one, other in pairs
+            CheckResult(
+                f"one row changes no {name}", first == second, f"{first}, then {second}"[:500]
+            )
+            for name, first, second in pairs
         ]
     )
 
@@ -340,7 +346,7 @@ def _public_view(task: Any, batch_size: int) -> dict[str, Any]:
 def _cost_checks(sampler: BatchSampler, noise_multiplier: float) -> list[CheckResult]:
     """Checks that costs are proved, and monotone in noise and steps."""
     run = range(sampler.num_steps)
-    whole, quiet, once, twice = (
+    full_run, quiet, once, twice = (
         profile.epsilon(_DELTA)
         for profile in (
             sampler.privacy(noise_multiplier),
@@ -349,13 +355,13 @@ def _cost_checks(sampler: BatchSampler, noise_multiplier: float) -> list[CheckRe
             sampler.privacy_of(noise_multiplier, [run, run]),
         )
     )
-    costs = whole, quiet, once, twice
+    costs = full_run, quiet, once, twice
     proved = all(0 <= cost.lower <= cost.upper and cost.confidence == 1 for cost in costs)
-    fewer, more = quiet.upper <= _above(whole), whole.lower <= once.upper <= _above(twice)
+    falls, grows = quiet.upper <= _above(full_run), full_run.lower <= once.upper <= _above(twice)
     return [
-        CheckResult("its costs are proved intervals", proved, f"{whole}"),
-        CheckResult("its cost falls with more noise", fewer, f"{whole}, then {quiet}"),
-        CheckResult("its cost grows with the steps", more, f"{once}, twice {twice}"),
+        CheckResult("its costs are proved intervals", proved, f"{full_run}"),
+        CheckResult("its cost falls with more noise", falls, f"{full_run}, then {quiet}"),
+        CheckResult("its cost grows with the steps", grows, f"{once}, twice {twice}"),
     ]
 
 
@@ -375,11 +381,11 @@ def _price_checks(noise: Noise, sampler: BatchSampler) -> list[CheckResult]:
         ),
     }
     checks = []
-    for what, of in costs.items():
-        own, least = (profile.epsilon(_DELTA) for profile in of)
-        passed = own.confidence == 1 and least.upper <= _above(own)
-        name = f"the cost of {what} is proved, and no less than bands and columns say"
-        checks.append(CheckResult(name, passed, f"{own:.4g}, and at least {least:.4g}"))
+    for segments, profiles in costs.items():
+        stated, bound = (profile.epsilon(_DELTA) for profile in profiles)
+        passed = stated.confidence == 1 and bound.upper <= _above(stated)
+        name = f"the cost of {segments} is proved, and no less than bands and columns say"
+        checks.append(CheckResult(name, passed, f"{stated:.4g}, and at least {bound:.4g}"))
     return checks
 
 

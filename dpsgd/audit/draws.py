@@ -110,15 +110,21 @@ class Draws:
         self._width = width
         self.seeds = [seed, seed ^ 1 << 127]
         first = _EPOCHS if sampler.num_examples <= _SMALL else 3
-        few = range(min(first if sampler.num_examples <= _LARGE else 1, sampler.epochs))
-        rest = sorted({max(0, sampler.epochs - 2), sampler.epochs - 1} - {*few})
-        runs = [few, range(rest[0], rest[-1] + 1)] if rest else [few]
+        first_epochs = range(min(first if sampler.num_examples <= _LARGE else 1, sampler.epochs))
+        last_epochs = sorted({max(0, sampler.epochs - 2), sampler.epochs - 1} - {*first_epochs})
+        runs = (
+            [first_epochs, range(last_epochs[0], last_epochs[-1] + 1)]
+            if last_epochs
+            else [first_epochs]
+        )
         self.read = [epoch for epochs in runs for epoch in self._read(0, epochs)]
         self.read += self._read(1, range(1))
-        if not rest and sampler.epochs > 1:  # else a source has begun at one of the last epochs
-            [resumed], read = self._read(0, few[-1:]), self.read[len(few) - 1]
+        if (
+            not last_epochs and sampler.epochs > 1
+        ):  # else a source has begun at one of the last epochs
+            [resumed], read = self._read(0, first_epochs[-1:]), self.read[len(first_epochs) - 1]
             if not np.array_equal(resumed.keys(), read.keys()):
-                self._wrong(f"a run that resumes at epoch {few[-1]} reads other batches")
+                self._wrong(f"a run that resumes at epoch {first_epochs[-1]} reads other batches")
         cap = sampler.shard_batch_size
         self.cut = not sampler.accumulates and cap < sampler.num_examples
         self.cut = self.cut and any((epoch.parts >= cap).any() for epoch in self.read)
@@ -127,23 +133,25 @@ class Draws:
     def _read(self, number: int, epochs: range) -> Iterator[Epoch]:
         source = BatchSource(self.sampler, self.seeds[number], read_ahead=number == 0)
         pieces = self._pieces(source, epochs, shards=number == 0)
-        for epoch, parts in itertools.groupby(pieces, lambda piece: piece[0]):
-            yield self._epoch(number, epoch, (part[1:] for part in parts))
+        for epoch, epoch_pieces in itertools.groupby(pieces, lambda piece: piece[0]):
+            yield self._epoch(number, epoch, (entry[1:] for entry in epoch_pieces))
 
     def _pieces(
         self, source: BatchSource, epochs: range, *, shards: bool
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yields epoch, examples and steps of blocks, split where epochs end."""
         length = self.sampler.steps_per_epoch
-        where = {"first_step": epochs.start * length, "stop": epochs.stop * length}
-        for steps, block in plan_blocks(source, **where, block_steps=_BLOCK_STEPS):
+        bounds = {"first_step": epochs.start * length, "stop": epochs.stop * length}
+        for steps, block in plan_blocks(source, **bounds, block_steps=_BLOCK_STEPS):
             if shards and steps.start == 0:
                 self._compare_shards(block)
-            examples, at = self._entries(block, steps.start)
+            examples, entry_steps = self._entries(block, steps.start)
             del block
             for epoch in range(steps.start // length, -(-steps.stop // length)):
-                mine = slice(*np.searchsorted(at, [epoch * length, (epoch + 1) * length]))
-                yield epoch, examples[mine], at[mine] - epoch * length
+                in_epoch = slice(
+                    *np.searchsorted(entry_steps, [epoch * length, (epoch + 1) * length])
+                )
+                yield epoch, examples[in_epoch], entry_steps[in_epoch] - epoch * length
 
     def _entries(self, block: IndexBlock, first: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the examples with positive weight in a block, and their steps."""
@@ -155,7 +163,7 @@ class Draws:
             self._wrong("a pass of no step has rows that count")
         real = real[: starts[-1]]
         steps = np.arange(first, first + starts.size - 1, dtype=np.int64)
-        at = np.repeat(np.repeat(steps, np.diff(starts)), np.count_nonzero(real, axis=1))
+        entry_steps = np.repeat(np.repeat(steps, np.diff(starts)), np.count_nonzero(real, axis=1))
         examples = block.indices[: starts[-1]][real]
         if block.shards is not None:  # all are held, so that places are numbers of examples
             within, examples = examples, block.places[: starts[-1]][real]
@@ -163,21 +171,21 @@ class Draws:
             offset = np.broadcast_to(np.array(begins)[block.shards], real.shape)[real]
             if not np.array_equal(within, examples - offset):
                 self._wrong("places and numbers in a shard are of different examples")
-        return examples, at
+        return examples, entry_steps
 
     def _compare_shards(self, block: IndexBlock) -> None:
         """Compares the first block with the reads of one-shard processes."""
         sampler, cap = self.sampler, self.sampler.shard_batch_size
         for shard in range(sampler.num_shards if sampler.num_shards > 1 else 0):
             source = BatchSource(sampler, self.seeds[0], shards=range(shard, shard + 1))
-            own = source.fill(0, int(block.num_steps), passes=len(block.indices))
+            shard_block = source.fill(0, int(block.num_steps), passes=len(block.indices))
             columns = slice(shard * cap, (shard + 1) * cap)
-            placed = (own.places + source.rows.start) * (own.weights > 0)
+            placed = (shard_block.places + source.rows.start) * (shard_block.weights > 0)
             if not (
-                np.array_equal(own.indices, block.indices[:, columns])
-                and np.array_equal(own.weights, block.weights[:, columns])
+                np.array_equal(shard_block.indices, block.indices[:, columns])
+                and np.array_equal(shard_block.weights, block.weights[:, columns])
                 and np.array_equal(placed, block.places[:, columns])
-                and np.array_equal(own.shards, block.shards[columns])
+                and np.array_equal(shard_block.shards, block.shards[columns])
             ):
                 self._wrong(f"a process that holds shard {shard} alone reads other batches")
 
@@ -190,7 +198,7 @@ class Draws:
         self, number: int, epoch: int, entries: Iterable[tuple[np.ndarray, np.ndarray]]
     ) -> Epoch:
         sampler, n, length = self.sampler, self.sampler.num_examples, self.sampler.steps_per_epoch
-        parts = np.zeros(sampler.num_shards * length, np.int64)
+        shard_sizes = np.zeros(sampler.num_shards * length, np.int64)
         present, count, keys = np.zeros(n, bool), 0, [np.empty(0, np.int64)]
         for examples, steps in entries:
             if examples.size and not (examples.min() >= 0 and examples.max() < n):
@@ -201,15 +209,15 @@ class Draws:
             cells = steps
             if sampler.num_shards > 1:
                 cells = self._shards.shard_of(examples) * length + steps
-            parts += np.bincount(cells, minlength=parts.size)
-            some = self._watched[examples // self._width]
-            keys.append(examples[some].astype(np.int64) * length + steps[some])
+            shard_sizes += np.bincount(cells, minlength=shard_sizes.size)
+            is_watched = self._watched[examples // self._width]
+            keys.append(examples[is_watched].astype(np.int64) * length + steps[is_watched])
         ordered = np.sort(np.concatenate(keys), kind="stable")  # runs that ascend
         if (ordered[1:] == ordered[:-1]).any():
             self._wrong(f"a batch of epoch {epoch} has an example twice")
         strays = n + count - 2 * int(np.count_nonzero(present))
         shape = sampler.num_shards, length
-        return Epoch(number, epoch, *np.divmod(ordered, length), parts.reshape(shape), strays)
+        return Epoch(number, epoch, *np.divmod(ordered, length), shard_sizes.reshape(shape), strays)
 
     def _wrong(self, fault: str) -> None:
         self._fault = self._fault or fault
@@ -219,12 +227,12 @@ class Draws:
         if self._fault:
             yield self._fault
         cap = self.sampler.shard_batch_size
-        few = [epoch for epoch in self.read if epoch.seed == 0]
-        for epoch in few[:3] + few[3:][-3:]:
+        epochs = [epoch for epoch in self.read if epoch.seed == 0]
+        for epoch in epochs[:3] + epochs[3:][-3:]:
             if self._differs(epoch):
                 yield f"batches of epoch {epoch.number} are not the rows that the cost is about"
-        for read, drawn in zip(self.read, self.drawn, strict=True):
-            if self.cut and not np.array_equal(read.parts, np.minimum(drawn.parts, cap)):
+        for read, planned in zip(self.read, self.drawn, strict=True):
+            if self.cut and not np.array_equal(read.parts, np.minimum(planned.parts, cap)):
                 yield f"batches of epoch {read.number} are not cut to {cap:,} rows"
         yield from _cut_faults(self.sampler, self.seeds[0])
         yield from _secret_faults(self.sampler, self.seeds[0])
@@ -235,42 +243,46 @@ class Draws:
         rows = [
             sampler.participations(self.seeds[0], epoch.number, chunk) for chunk in self._borders
         ]
-        wanted = np.concatenate([x.astype(np.int64) * length + steps for x, steps in rows])
-        some = np.isin(epoch.examples // self._width, self._borders)
-        given = epoch.keys()[some]
-        missing = np.setdiff1d(wanted, given)
+        expected = np.concatenate([x.astype(np.int64) * length + steps for x, steps in rows])
+        is_compared = np.isin(epoch.examples // self._width, self._borders)
+        actual = epoch.keys()[is_compared]
+        missing = np.setdiff1d(expected, actual)
         if self.cut:  # a truncated batch lacks rows
             examples, steps = np.divmod(missing, length)
             full = epoch.parts[self._shards.shard_of(examples), steps] >= sampler.shard_batch_size
             missing = missing[~full]
-        return bool(missing.size or np.setdiff1d(given, wanted).size)
+        return bool(missing.size or np.setdiff1d(actual, expected).size)
 
     def repeated(self, law: RowLaw) -> str:
         """Returns a message on draws wrongly equal, or wrongly different; empty if none."""
         if law.units is not None:
             return ""
-        alike = None if law.redrawn else self.drawn[0].keys()
+        first_keys = None if law.redrawn else self.drawn[0].keys()
         rates = np.broadcast_to(law.rate(np.zeros(1, int), np.arange(law.steps_per_epoch)),
                                 law.steps_per_epoch)  # fmt: skip
-        each = float(np.minimum(rates, 1 - rates).sum())
-        seen: dict[bytes, str] = {}
+        movable_per_row = float(np.minimum(rates, 1 - rates).sum())
+        names_by_digest: dict[bytes, str] = {}
         for epoch in self.drawn:
-            if alike is not None and epoch.seed == 0 and not np.array_equal(alike, epoch.keys()):
+            if (
+                first_keys is not None
+                and epoch.seed == 0
+                and not np.array_equal(first_keys, epoch.keys())
+            ):
                 return f"epoch {epoch.number} differs from epoch 0, and all are claimed to be alike"
-            if alike is not None and epoch.seed == 0 and epoch.number:
+            if first_keys is not None and epoch.seed == 0 and epoch.number:
                 continue
             keys, length = epoch.keys(), self.sampler.steps_per_epoch
             for chunk in np.flatnonzero(self._watched):
                 rows = self.sampler.chunk_range(int(chunk))
-                if len(rows) * each < _MOVABLE:
+                if len(rows) * movable_per_row < _MOVABLE:
                     continue
-                ends = np.searchsorted(keys, [rows.start * length, rows.stop * length])
-                relative = keys[slice(*ends)] - rows.start * length
+                bounds = np.searchsorted(keys, [rows.start * length, rows.stop * length])
+                relative = keys[slice(*bounds)] - rows.start * length
                 digest = hashlib.blake2b(relative.tobytes(), digest_size=16).digest()
                 name = f"epoch {epoch.number} of seed {epoch.seed}, chunk {chunk}"
-                if digest in seen:
-                    return f"{seen[digest]} and {name} are one draw"
-                seen[digest] = name
+                if digest in names_by_digest:
+                    return f"{names_by_digest[digest]} and {name} are one draw"
+                names_by_digest[digest] = name
         return ""
 
 
@@ -327,21 +339,21 @@ def _separation(draws: Draws, law: RowLaw) -> int:
 
     Steps under both seeds count together; if the law prices any order, each seed counts alone.
     """
-    length, end = draws.sampler.steps_per_epoch, draws.sampler.num_steps
+    length, num_steps = draws.sampler.steps_per_epoch, draws.sampler.num_steps
     entries = np.cumsum([epoch.examples.size for epoch in draws.drawn])
-    some = draws.drawn[: max(2, int(np.searchsorted(entries, _SEPARATED)))]
-    if len({epoch.seed for epoch in some}) == 1:
-        some = [*some, draws.drawn[-1]]
-    nearest = end
+    epochs = draws.drawn[: max(2, int(np.searchsorted(entries, _SEPARATED)))]
+    if len({epoch.seed for epoch in epochs}) == 1:
+        epochs = [*epochs, draws.drawn[-1]]
+    nearest = num_steps
     for together in [[0], [1]] if law.any_order else [[0, 1]]:
         keys = [
-            epoch.examples * end + epoch.steps + epoch.number * length
-            for epoch in some
+            epoch.examples * num_steps + epoch.steps + epoch.number * length
+            for epoch in epochs
             if epoch.seed in together
         ]
-        examples, steps = np.divmod(np.unique(np.concatenate(keys)), end)
+        examples, steps = np.divmod(np.unique(np.concatenate(keys)), num_steps)
         apart = np.diff(steps)[np.diff(examples) == 0]
-        nearest = min(nearest, int(apart.min(initial=end)))
+        nearest = min(nearest, int(apart.min(initial=num_steps)))
     return nearest
 
 
@@ -353,9 +365,11 @@ def some_members(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
       n: Number of examples.
       size: Number of examples to return, at most n.
     """
-    some = rng.permutation(n)[:size] if n <= 8 * size else np.unique(rng.integers(0, n, 2 * size))
-    some = np.setdiff1d(rng.permutation(some)[:size], [0, n - 1])[: max(0, size - 2)]
-    return np.union1d(some, [0, n - 1][: size - some.size]).astype(np.int32)
+    members = (
+        rng.permutation(n)[:size] if n <= 8 * size else np.unique(rng.integers(0, n, 2 * size))
+    )
+    members = np.setdiff1d(rng.permutation(members)[:size], [0, n - 1])[: max(0, size - 2)]
+    return np.union1d(members, [0, n - 1][: size - members.size]).astype(np.int32)
 
 
 def cuts(sampler: BatchSampler) -> bool:
@@ -376,36 +390,36 @@ def _cut_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
         for shard in {0, sampler.num_shards - 1}:
             passes = sampler.passes(members, seed, 0, shard)
             rows = np.concatenate(passes)
-            wanted = size if sampler.accumulates else cap
-            what = f"of a batch of {size:,} rows, for a cap of {cap:,},"
+            expected_size = size if sampler.accumulates else cap
+            batch = f"of a batch of {size:,} rows, for a cap of {cap:,},"
             if max(map(len, passes)) > cap:
-                yield f"{what} a pass has more rows"
+                yield f"{batch} a pass has more rows"
             if np.unique(rows).size < rows.size:
-                yield f"{what} an example is taken twice"
-            if rows.size != wanted or not np.isin(rows, members).all():
-                yield f"{what} {rows.size:,} are taken in place of {wanted:,}"
+                yield f"{batch} an example is taken twice"
+            if rows.size != expected_size or not np.isin(rows, members).all():
+                yield f"{batch} {rows.size:,} are taken in place of {expected_size:,}"
             if not sampler.accumulates and len(passes) > 1:
-                yield f"{what} {len(passes)} passes are taken in place of one"
+                yield f"{batch} {len(passes)} passes are taken in place of one"
 
 
 def _secret_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
     """Yields epochs whose batches depend on another epoch's seed."""
-    given: set[int] = set()
+    used_seeds: set[int] = set()
 
     def plan(seed: int, epoch: int, *shard: int) -> EpochPlan:
-        given.add(seed)
+        used_seeds.add(seed)
         return EpochPlan(np.zeros(sampler.steps_per_epoch + 1, np.int64), np.zeros(0, np.int32))
 
     def passes(members: np.ndarray, seed: int, *step_and_shard: int) -> list[np.ndarray]:
-        given.add(seed)
+        used_seeds.add(seed)
         return [members]
 
     recorder = copy.copy(sampler)  # of empty batches
     for name, method in {"plan": plan, "shard_plan": plan, "passes": passes}.items():
         object.__setattr__(recorder, name, method)
     for epoch in sorted({0, min(1, sampler.epochs - 1), sampler.epochs - 1}):
-        given.clear()
+        used_seeds.clear()
         source = BatchSource(recorder, lambda drawn: seed + drawn)
         source.passes_by_shard(epoch * sampler.steps_per_epoch)
-        if given != {seed + sampler.drawn_epoch(epoch)}:
+        if used_seeds != {seed + sampler.drawn_epoch(epoch)}:
             yield f"epoch {epoch} is drawn or cut by the secret of another epoch"

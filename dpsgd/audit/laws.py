@@ -115,8 +115,8 @@ class _Tests:
 
     def __init__(self, sampler: BatchSampler, law: RowLaw, entries: int):
         self._sampler, self._law, self._length = sampler, law, law.steps_per_epoch
-        each = sampler.expected_batch_size * np.prod(sampler.clipped_shape, initial=1.0)
-        self._each = float(each) * sampler.steps_per_epoch  # participations of an epoch
+        rows_per_step = sampler.expected_batch_size * np.prod(sampler.clipped_shape, initial=1.0)
+        self._each = float(rows_per_step) * sampler.steps_per_epoch  # participations of an epoch
         count = int(np.clip(entries / min(_EACH, self._each), *_DRAWS))
         self._watched = self._chosen()
         self._cycle = law.cycle_length if isinstance(law, IndependentRows) else 1
@@ -127,11 +127,11 @@ class _Tests:
         if law.redrawn:
             powers = [x for k in range(31) for x in (2**k - 1, 2**k) if x < sampler.epochs]
             first = {*range(min(count * 5 // 8, sampler.epochs)), *powers}
-            rest = {max(0, sampler.epochs - 2), sampler.epochs - 1}
-            epochs = [sorted(first | rest)]
+            last_epochs = {max(0, sampler.epochs - 2), sampler.epochs - 1}
+            epochs = [sorted(first | last_epochs)]
         while sum(map(len, epochs)) < count or len(epochs) < 2:
             epochs.append(range(min(2 if law.redrawn else 1, sampler.epochs)))
-        pairs = [(seed, epoch) for seed, some in enumerate(epochs) for epoch in some]
+        pairs = [(seed, epoch) for seed, seed_epochs in enumerate(epochs) for epoch in seed_epochs]
         self._by_step = np.zeros(self._length, np.int64)  # participations in whole chunks
         self._draws = [self._draw(*pair) for pair in pairs]
 
@@ -142,21 +142,21 @@ class _Tests:
         if n <= most:
             return np.arange(n)
         ranges = [sampler.chunk_range(chunk) for chunk in {0, sampler.num_chunks - 1}]
-        each = max(16, most // (2 * len(ranges)))
-        ends = [r for rows in ranges for r in (rows[:each], rows[-each:])]
-        return np.unique(np.concatenate([np.arange(r.start, r.stop) for r in ends]))
+        rows_per_edge = max(16, most // (2 * len(ranges)))
+        edges = [r for rows in ranges for r in (rows[:rows_per_edge], rows[-rows_per_edge:])]
+        return np.unique(np.concatenate([np.arange(r.start, r.stop) for r in edges]))
 
     def _draw(self, seed: int, epoch: int) -> _Draw:
         sampler, watched = self._sampler, self._watched
         epoch = sampler.drawn_epoch(epoch) if self._law.redrawn else epoch
         rows = [sampler.participations(_seed(seed), epoch, chunk) for chunk in self._chunks]
         examples, steps = (
-            np.concatenate(part).astype(np.int64) for part in zip(*rows, strict=True)
+            np.concatenate(pieces).astype(np.int64) for pieces in zip(*rows, strict=True)
         )
         self._by_step += np.bincount(steps // self._cycle, minlength=self._length)
-        at = np.searchsorted(watched, examples)
-        some = watched[np.minimum(at, watched.size - 1)] == examples
-        return _Draw(seed, epoch, at[some], steps[some] // self._cycle)
+        positions = np.searchsorted(watched, examples)
+        is_watched = watched[np.minimum(positions, watched.size - 1)] == examples
+        return _Draw(seed, epoch, positions[is_watched], steps[is_watched] // self._cycle)
 
     @property
     def _size(self) -> int:
@@ -176,8 +176,8 @@ class _Tests:
         steps = np.arange(self._length)
         same = isinstance(self._law, IndependentRows) or self._size * steps.size > _CELLS
         examples = self._watched[:1] if same else self._watched
-        found = self._law.rate(examples[:, None], steps[None])
-        return np.broadcast_to(found, (examples.size, steps.size))
+        rates = self._law.rate(examples[:, None], steps[None])
+        return np.broadcast_to(rates, (examples.size, steps.size))
 
     def pvalues(self) -> Iterator[tuple[str, list[Any]]]:
         """Yields the name and the p-values of each check."""
@@ -192,7 +192,7 @@ class _Tests:
         """Yields p-values of counts over groups of examples and of steps."""
         examples = np.concatenate([draw.examples for draw in self._draws])
         steps = np.concatenate([draw.steps for draw in self._draws])
-        every, single = np.zeros(self._size, int), np.arange(self._size)
+        one_group, single = np.zeros(self._size, int), np.arange(self._size)
         ranges = single * min(_GROUPS, self._size) // self._size
         by_step = np.arange(self._length)
         coarse = by_step * min(_GROUPS, self._length) // self._length
@@ -200,8 +200,8 @@ class _Tests:
         once = self._law.once
         chunks = self._watched // len(self._sampler.chunk_range(0))
         chunks = np.unique(chunks, return_inverse=True)[1]
-        parts = (every, by_step), (ranges, coarse), (single, halves), (chunks, halves)
-        for rows, columns in parts:
+        groupings = (one_group, by_step), (ranges, coarse), (single, halves), (chunks, halves)
+        for rows, columns in groupings:
             count, trials, expected = self._table(examples, steps, rows, columns)
             yield _binomial(count, trials, expected / trials)
             count, trials, expected = (np.cumsum(x, axis=1) for x in (count, trials, expected))
@@ -248,9 +248,9 @@ class _Tests:
         """Returns p-values of examples with at least 1, 2 and 3 participations."""
         trials, times = self._size * len(self._draws), np.arange(1, 4)
         counts = [np.bincount(draw.examples, minlength=self._size) for draw in self._draws]
-        seen = np.sum([[np.count_nonzero(x >= k) for k in times] for x in counts], axis=0)
+        observed = np.sum([[np.count_nonzero(x >= k) for k in times] for x in counts], axis=0)
         chance = stats.binom.sf(times - 1, self._length, float(self._rates.mean()))
-        return _binomial(seen, trials, chance)
+        return _binomial(observed, trials, chance)
 
     def _keys(self, draw: _Draw) -> np.ndarray:
         return draw.examples * self._length + draw.steps
@@ -278,32 +278,32 @@ class _Tests:
         edges = np.unique(stats.binom.ppf(_QUANTILES, size.min(), rate))
         observed, expected = np.zeros(edges.size + 1), np.zeros(edges.size + 1)
         for plan in plans:
-            found = np.searchsorted(edges, np.diff(plan.starts))
-            observed += np.bincount(found, minlength=edges.size + 1)
+            bins = np.searchsorted(edges, np.diff(plan.starts))
+            observed += np.bincount(bins, minlength=edges.size + 1)
         for number in np.unique(size):
             below = np.append(stats.binom.cdf(edges, number, rate), 1.0)
             expected += np.diff(below, prepend=0.0) * np.count_nonzero(size == number) * draws
-        some = expected > 1e-9
-        if not some.sum() > 1:
+        possible = expected > 1e-9
+        if not possible.sum() > 1:
             return 1.0
-        if observed[~some].any():
+        if observed[~possible].any():
             return 0.0
-        total = observed[some].sum() / expected[some].sum()
-        return float(stats.chisquare(observed[some], expected[some] * total).pvalue)
+        total = observed[possible].sum() / expected[possible].sum()
+        return float(stats.chisquare(observed[possible], expected[possible] * total).pvalue)
 
     def _pairs(self) -> Iterator[Any]:
         """Yields p-values of shared entries and step orders, by draw pairs."""
-        some = self._draws[: _PAIRED * 5 // 8] + self._draws[-_PAIRED * 3 // 8 :]
-        some = list({(draw.seed, draw.epoch): draw for draw in some}.values())
+        compared = self._draws[: _PAIRED * 5 // 8] + self._draws[-_PAIRED * 3 // 8 :]
+        compared = list({(draw.seed, draw.epoch): draw for draw in compared}.values())
         counted: dict[tuple[bool, int], list[tuple[float, float, float]]] = {}
-        for one, other in itertools.combinations(some, 2):
-            shared = np.intersect1d(self._keys(one), self._keys(other), assume_unique=True).size
-            row = 0 * one.examples if len(self._rates) == 1 else one.examples
-            expected = float(self._rates[row, one.steps].sum())
-            kind = one.seed == other.seed, abs(one.epoch - other.epoch)
-            counted.setdefault(kind, []).append((shared, one.examples.size, expected))
+        for first, second in itertools.combinations(compared, 2):
+            shared = np.intersect1d(self._keys(first), self._keys(second), assume_unique=True).size
+            row = 0 * first.examples if len(self._rates) == 1 else first.examples
+            expected = float(self._rates[row, first.steps].sum())
+            kind = first.seed == second.seed, abs(first.epoch - second.epoch)
+            counted.setdefault(kind, []).append((shared, first.examples.size, expected))
             if self._law.once and self._length > 1:
-                yield self._orders(one, other)
+                yield self._orders(first, second)
         for several in counted.values():
             count, trials, expected = np.array(several).T
             trials = np.maximum(trials, 1)
@@ -311,14 +311,16 @@ class _Tests:
             if self._law.independent or not self._law.once:
                 yield _binomial(count.sum(), trials.sum(), expected.sum() / trials.sum())
 
-    def _orders(self, one: _Draw, other: _Draw) -> float:
+    def _orders(self, first: _Draw, second: _Draw) -> float:
         """Returns the chi-square p-value for independent steps in two draws."""
         groups = min(_COARSE, self._length)
-        both = np.full((2, self._size), -1)
-        for row, draw in zip(both, (one, other), strict=True):
+        step_groups = np.full((2, self._size), -1)
+        for row, draw in zip(step_groups, (first, second), strict=True):
             row[draw.examples] = draw.steps * groups // self._length
-        both = both[:, (both >= 0).all(axis=0)]
-        table = np.bincount(both[0] * groups + both[1], minlength=groups**2).reshape(groups, -1)
+        step_groups = step_groups[:, (step_groups >= 0).all(axis=0)]
+        table = np.bincount(step_groups[0] * groups + step_groups[1], minlength=groups**2).reshape(
+            groups, -1
+        )
         table = table[table.sum(axis=1) > 0][:, table.sum(axis=0) > 0]
         if table.shape < (2, 2) or min(table.shape) < 2 or table.sum() < 5 * table.size:
             return 1.0
@@ -331,18 +333,22 @@ class _Tests:
         shard = len(self._sampler.shard_range(0))
         apart = {1, 2, 16, 256, width, (self._sampler.num_chunks - 1) * width, shard}
         for distance in sorted(d * self._cycle for d in apart if 0 < d * self._cycle < n):
-            at = np.searchsorted(self._watched, self._watched + distance)
-            found = self._watched[np.minimum(at, self._size - 1)] == self._watched + distance
-            first = np.flatnonzero(found & (self._watched // distance % 2 == 0))
+            positions = np.searchsorted(self._watched, self._watched + distance)
+            has_partner = (
+                self._watched[np.minimum(positions, self._size - 1)] == self._watched + distance
+            )
+            first = np.flatnonzero(has_partner & (self._watched // distance % 2 == 0))
             if not first.size:
                 continue
             partner = np.full(self._size, -1)
-            partner[first] = at[first]
+            partner[first] = positions[first]
             count = 0
             for draw in self._draws:
-                keys, mine = self._keys(draw), partner[draw.examples] >= 0
-                wanted = partner[draw.examples[mine]] * self._length + draw.steps[mine]
-                count += np.isin(wanted, keys).sum()
+                keys, in_pairs = self._keys(draw), partner[draw.examples] >= 0
+                partner_keys = (
+                    partner[draw.examples[in_pairs]] * self._length + draw.steps[in_pairs]
+                )
+                count += np.isin(partner_keys, keys).sum()
             few = first[:: max(1, first.size * steps.size // _CELLS)]
             if isinstance(law, IndependentRows):
                 few = few[:1]
@@ -396,19 +402,19 @@ class _UnitTests(_Tests):
         trials = sum(x.size for x in chosen)
         yield _binomial(count, trials, sum(rates[x].sum() for x in chosen) / trials)
         for of_example, rate in zip(self._units, law.unit_rates, strict=True):
-            seen = np.zeros(rate.size)
+            observed = np.zeros(rate.size)
             for draw in draws:
-                seen[np.unique(of_example[draw.examples])] += 1
-            yield np.minimum(1.0, 2 * stats.binom.sf(seen - 1, len(draws), np.clip(rate, 0, 1)))
+                observed[np.unique(of_example[draw.examples])] += 1
+            yield np.minimum(1.0, 2 * stats.binom.sf(observed - 1, len(draws), np.clip(rate, 0, 1)))
         count = np.bincount(np.concatenate([d.examples for d in draws]), minlength=self._size)
         yield _binomial(count, len(draws), rates)
         if (p := law.leaf_probability) is not None and p < 1:
-            held = np.concatenate([self._counts(d)[1] for d in draws])
+            drawn_counts = np.concatenate([self._counts(d)[1] for d in draws])
             sizes = np.concatenate([self._sizes_of[self._counts(d)[0]] for d in draws])
-            some = 1 - (1 - p) ** sizes  # units without an example are not seen
-            mean = sizes * p / some
-            variance = sizes * p * (1 - p) / some + (sizes * p) ** 2 / some - mean**2
-            z = (held.sum() - mean.sum()) / np.sqrt(variance.sum())
+            nonempty = 1 - (1 - p) ** sizes  # units without an example are not seen
+            mean = sizes * p / nonempty
+            variance = sizes * p * (1 - p) / nonempty + (sizes * p) ** 2 / nonempty - mean**2
+            z = (drawn_counts.sum() - mean.sum()) / np.sqrt(variance.sum())
             yield 2 * stats.norm.sf(abs(z))
 
     def _counts(self, draw: _Draw) -> tuple[np.ndarray, np.ndarray]:
@@ -417,49 +423,51 @@ class _UnitTests(_Tests):
     def _ranks(self) -> Iterator[Any]:
         """Yields p-values of the ranks of examples within their units."""
         entries = np.concatenate([draw.examples for draw in self._draws])
-        sizes, at = self._sizes_of[self._inner[entries]], self._rank[entries]
+        sizes, entry_ranks = self._sizes_of[self._inner[entries]], self._rank[entries]
         size, count = np.unique(sizes, return_counts=True)
         ranks = np.unique(np.linspace(0, size.max() - 1, min(int(size.max()), 256)).astype(int))
-        found = np.bincount(at, minlength=size.max())
+        rank_counts = np.bincount(entry_ranks, minlength=size.max())
         upto = np.minimum(ranks[:, None] + 1, size) / size @ count
         alone = (ranks[:, None] < size) / size @ count
-        yield _binomial(np.cumsum(found)[ranks], entries.size, upto / entries.size)
-        yield _binomial(found[ranks], entries.size, alone / entries.size)
+        yield _binomial(np.cumsum(rank_counts)[ranks], entries.size, upto / entries.size)
+        yield _binomial(rank_counts[ranks], entries.size, alone / entries.size)
         last = np.sum(count / size) / entries.size
-        yield _binomial(np.sum(at == sizes - 1), entries.size, last)
+        yield _binomial(np.sum(entry_ranks == sizes - 1), entries.size, last)
 
     def _unit_pairs(self) -> Iterator[Any]:
         """Yields p-values of examples shared by disjoint pairs of draws."""
-        known = {(draw.seed, draw.epoch): draw for draw in self._draws}
+        draws_by_key = {(draw.seed, draw.epoch): draw for draw in self._draws}
         lags = [(1, 0), *((0, 2**k) for k in range(20)), *((0, k) for k in range(3, 9))]
         rates = self._law.rate(np.arange(self._size), 0)
         for seeds, epochs in lags:
             alone, within = [], []
             for draw in self._draws:
-                other = known.get((draw.seed + seeds, draw.epoch + epochs))
+                later = draws_by_key.get((draw.seed + seeds, draw.epoch + epochs))
                 first = draw.epoch % (2 * epochs) < epochs if epochs else draw.seed % 2 == 0
-                if other is None or not first:
+                if later is None or not first:
                     continue
                 entries = self._rng.permutation(draw.examples)
                 chosen = entries[np.unique(self._units[0][entries], return_index=True)[1]]
-                seen = np.isin(chosen, other.examples).sum()
-                alone.append((seen, chosen.size, rates[chosen].sum()))
-                within.append(self._within(draw, other))
+                shared = np.isin(chosen, later.examples).sum()
+                alone.append((shared, chosen.size, rates[chosen].sum()))
+                within.append(self._within(draw, later))
             for several in (alone, within):
                 if several:
                     count, trials, expected = np.sum(several, axis=0)
                     yield _binomial(count, trials, expected / max(1, trials))
 
-    def _within(self, one: _Draw, other: _Draw) -> tuple[float, float, float]:
+    def _within(self, draw: _Draw, later: _Draw) -> tuple[float, float, float]:
         """Returns observed shared examples, trials and expected shared examples."""
-        (units, counts), (others, of_others) = self._counts(one), self._counts(other)
-        both, here, there = np.intersect1d(units, others, return_indices=True)
-        first, second = counts[here], of_others[there]
-        shared = np.intersect1d(one.examples, other.examples).size
+        (units, counts), (later_units, of_others) = self._counts(draw), self._counts(later)
+        shared_units, indices, later_indices = np.intersect1d(
+            units, later_units, return_indices=True
+        )
+        first, second = counts[indices], of_others[later_indices]
+        shared = np.intersect1d(draw.examples, later.examples).size
         return (
             float(shared),
             float(first.sum()),
-            float(np.sum(first * second / self._sizes_of[both])),
+            float(np.sum(first * second / self._sizes_of[shared_units])),
         )
 
     def _together(self) -> Iterator[Any]:
@@ -470,13 +478,13 @@ class _UnitTests(_Tests):
             count, trials, expected = 0, 0, 0.0
             for draw in self._draws:
                 if kind == "across":
-                    some = self._apart()
-                    first, second = some[: some.size // 2 * 2 : 2], some[1::2]
+                    examples = self._apart()
+                    first, second = examples[: examples.size // 2 * 2 : 2], examples[1::2]
                 else:
-                    at = (self._rng.random(width.size) * (width - 1)).astype(np.int64)
-                    more = self._rng.random(width.size) * (width - 1 - at) * (kind == "any")
-                    first = self._order[begin + at]
-                    second = self._order[begin + at + 1 + more.astype(np.int64)]
+                    offsets = (self._rng.random(width.size) * (width - 1)).astype(np.int64)
+                    gaps = self._rng.random(width.size) * (width - 1 - offsets) * (kind == "any")
+                    first = self._order[begin + offsets]
+                    second = self._order[begin + offsets + 1 + gaps.astype(np.int64)]
                 count += int(np.sum(np.isin(first, draw.examples) & np.isin(second, draw.examples)))
                 trials += first.size
                 expected += float(np.sum(self._law.joint(first, second, 0)))
@@ -491,17 +499,17 @@ def _cut_pvalues(sampler: BatchSampler, law: RowLaw) -> Iterator[tuple[str, list
     n, cap, last = len(sampler.shard_range(0)), sampler.shard_batch_size, sampler.num_shards - 1
     size = min(n, 2 * cap)
     members, share = some_members(np.random.default_rng(0), n, size), cap / size
-    end, length = sampler.num_steps, sampler.steps_per_epoch
-    second_epoch = range(length, min(length + 8, end))
-    steps = sorted({*range(min(_CUTS, end)), *second_epoch, end - 1})
-    drawn = [(0, step, 0) for step in steps]
-    drawn += [(0, step, shard) for step in steps[:8] for shard in sorted({last, (last + 1) // 2})]
-    drawn += [(seed, step, 0) for seed in range(1, 9) for step in steps[:8]]
-    drawn = list(dict.fromkeys(drawn))
-    kept = np.zeros((len(drawn), size))
-    for row, (seed, step, shard) in zip(kept, drawn, strict=True):
+    num_steps, length = sampler.num_steps, sampler.steps_per_epoch
+    second_epoch = range(length, min(length + 8, num_steps))
+    steps = sorted({*range(min(_CUTS, num_steps)), *second_epoch, num_steps - 1})
+    draws = [(0, step, 0) for step in steps]
+    draws += [(0, step, shard) for step in steps[:8] for shard in sorted({last, (last + 1) // 2})]
+    draws += [(seed, step, 0) for seed in range(1, 9) for step in steps[:8]]
+    draws = list(dict.fromkeys(draws))
+    survived = np.zeros((len(draws), size))
+    for row, (seed, step, shard) in zip(survived, draws, strict=True):
         row[np.isin(members, sampler.passes(members, _seed(seed), step, shard)[0])] = 1
-    count = kept.sum(axis=0)
+    count = survived.sum(axis=0)
     groups = np.arange(size) * min(_GROUPS, size) // size
     of_group, sizes = np.bincount(groups, count), np.bincount(groups)
     residues = members % _GROUPS
@@ -509,24 +517,27 @@ def _cut_pvalues(sampler: BatchSampler, law: RowLaw) -> Iterator[tuple[str, list
     yield (
         "rows that survive a cut are uniform",
         [
-            _binomial(count, len(drawn), share),
-            _binomial(np.cumsum(count)[:-1], len(drawn) * np.arange(1, size), share),
-            _binomial(of_group, len(drawn) * sizes, share),
-            _binomial(by_residue[of_residue > 0], len(drawn) * of_residue[of_residue > 0], share),
+            _binomial(count, len(draws), share),
+            _binomial(np.cumsum(count)[:-1], len(draws) * np.arange(1, size), share),
+            _binomial(of_group, len(draws) * sizes, share),
+            _binomial(by_residue[of_residue > 0], len(draws) * of_residue[of_residue > 0], share),
         ],
     )
-    first, second = np.triu_indices(len(drawn), 1)
-    both = (kept @ kept.T)[first, second]
-    step, of_shard = (np.array([one[k] for one in drawn]) for k in (1, 2))
-    seeds = np.array([one[0] for one in drawn])
+    first, second = np.triu_indices(len(draws), 1)
+    common = (survived @ survived.T)[first, second]
+    step, of_shard = (np.array([draw[k] for draw in draws]) for k in (1, 2))
+    seeds = np.array([draw[0] for draw in draws])
     same = (step[first] == step[second]) & (seeds[first] == seeds[second])
-    pooled = [both[(first % 2 == 0) & (second == first + 1)], both[same & (of_shard[first] == 0)]]
+    pooled = [
+        common[(first % 2 == 0) & (second == first + 1)],
+        common[same & (of_shard[first] == 0)],
+    ]
     alone = (of_shard[first] == 0) & (of_shard[second] == 0) & (seeds[first] == seeds[second])
-    pooled.append(both[alone & (step[second] == step[first] + length)])
+    pooled.append(common[alone & (step[second] == step[first] + length)])
     yield (
         "every step, shard and seed cuts by itself",
         [
-            _binomial(both, cap, share),
+            _binomial(common, cap, share),
             *(_binomial(x.sum(), cap * x.size, share) for x in pooled if x.size),
         ],
     )

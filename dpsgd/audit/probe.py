@@ -53,10 +53,10 @@ def held(state: TrainState, params: PyTree = None) -> TrainState:
     def shared(copy: Any, own: Any) -> Any:
         return own if (copy.shape, copy.dtype) == (own.shape, own.dtype) else copy
 
-    found = jax.tree.map(narrow, hosted(state._replace(noise=())))
+    copied = jax.tree.map(narrow, hosted(state._replace(noise=())))
     if params is None:
-        return found
-    return found._replace(raw_params=jax.tree.map(shared, found.params, hosted(params)))
+        return copied
+    return copied._replace(raw_params=jax.tree.map(shared, copied.params, hosted(params)))
 
 
 class Probe:
@@ -152,9 +152,9 @@ class Probe:
             return {k: np.arange(len(x.values), dtype=np.int32) for k, x in tables.items()}
         rows = {k: np.zeros(0, np.int32) for k in tables}
         for start in range(0, len(self.starts), self.places):
-            some = np.arange(start, min(start + self.places, len(self.starts)))
-            read = self.looked_up(self._plan(some), self.first_step)
-            rows = {k: np.union1d(of, read[k]) for k, of in rows.items()}
+            examples = np.arange(start, min(start + self.places, len(self.starts)))
+            read = self.looked_up(self._plan(examples), self.first_step)
+            rows = {k: np.union1d(indices, read[k]) for k, indices in rows.items()}
         return rows
 
     def looked_up(self, plan: IndexBlock, step: int, attempt: int = 0) -> dict[int, np.ndarray]:
@@ -179,9 +179,9 @@ class Probe:
             first = jnp.asarray(indices.reshape(len(indices), -1)[:, 0])
             key = jnp.asarray(self.root.loss_key(attempt))
             batch += (example_keys(key, step, first, plan.shards),)
-        found = self._looked_up_at(batch)
+        lookups = self._looked_up_at(batch)
         names = leaf_names(self.state.raw_params)
-        return {k: np.unique(np.asarray(found[names[k]])[real]) for k in self.state.tables}
+        return {k: np.unique(np.asarray(lookups[names[k]])[real]) for k in self.state.tables}
 
     @property
     def _declared(self) -> RowLoss:
@@ -209,8 +209,8 @@ class Probe:
         if self.nan is None:
             return None
         members = np.full(self.places, self.nan)
-        after, log = self.called(self.begun(), members, return_gradient=True)
-        self._taken_back(after, self.first_step)
+        next_state, log = self.called(self.begun(), members, return_gradient=True)
+        self._taken_back(next_state, self.first_step)
         return self.nan if int(np.asarray(log.nonfinite_count)[0]) == self.places else None
 
     @property
@@ -289,18 +289,18 @@ class Probe:
         if rows is not None and self.snapshot is not None:
             state = state.with_tables(put_rows(state.lazy_tables, self.snapshot.rows, rows))
         number = int(state.step)
-        after, _ = self.called(state, plan, mechanism, attempt, return_gradient=True)
-        self._spent = after.opt_state  # donated in the next call: no release depends on it
-        shown = after.raw_params
+        next_state, _ = self.called(state, plan, mechanism, attempt, return_gradient=True)
+        self._spent = next_state.opt_state  # donated in the next call: no release depends on it
+        released = next_state.raw_params
         if self.snapshot is not None:
             read_rows = {}
-            for k, table in self._taken_back(after, number).items():
+            for k, table in self._taken_back(next_state, number).items():
                 read = np.equal(table.steps, number + 1).reshape(-1, *[1] * (table.values.ndim - 1))
                 read_rows[k] = np.where(read, table.values, np.float32(0))
-            shown = join_leaves(after.params_without_tables, read_rows)
+            released = join_leaves(next_state.params_without_tables, read_rows)
         leaves = [
             np.ravel(np.zeros(0) if k in self.frozen else np.asarray(leaf))
-            for k, leaf in enumerate(jax.tree.leaves(shown))
+            for k, leaf in enumerate(jax.tree.leaves(released))
         ]
         return [leaf.astype(np.float32, copy=False) for leaf in leaves]
 
@@ -313,9 +313,9 @@ class Probe:
 
         The leaves are the state after a full batch.
         """
-        after, _ = self.called(self.begun(), self.full_batch, return_gradient=False)
-        path = placement_mismatch(after)
-        self._taken_back(after, self.first_step)
+        next_state, _ = self.called(self.begun(), self.full_batch, return_gradient=False)
+        path = placement_mismatch(next_state)
+        self._taken_back(next_state, self.first_step)
         return path
 
     def flushed(self, state: TrainState, mechanism: Mechanism, attempt: int) -> TrainState:
@@ -347,7 +347,7 @@ class Probe:
           flush_every: Period of flushes in steps, see `train_blocks`.
           declare: Function of the steps of each block, called before the block runs.
         """
-        some = tuple(np.asarray(at, np.int32) for at in places)
+        recorded = tuple(np.asarray(indices, np.int32) for indices in places)
         return train_blocks(
             self.algorithm,
             mechanism,
@@ -358,7 +358,7 @@ class Probe:
             donate=True,
             flush_every=flush_every,
             declare=declare,
-            watch=Watch(np.bool_(return_gradient), some),
+            watch=Watch(np.bool_(return_gradient), recorded),
         )
 
     def begun(self, step: int | None = None, *, spent: bool = False) -> Any:
@@ -368,10 +368,10 @@ class Probe:
         from an earlier release.
         """
         left_over, self._spent = self._spent if spent else None, None
-        kept = self.state._replace(raw_params=self.state.params_without_tables, tables={})
+        dense_state = self.state._replace(raw_params=self.state.params_without_tables, tables={})
         if left_over is not None:
-            kept = kept._replace(opt_state=())
-        state = jax.tree.map(jnp.array, kept)
+            dense_state = dense_state._replace(opt_state=())
+        state = jax.tree.map(jnp.array, dense_state)
         if left_over is not None:
             state = state._replace(opt_state=left_over)
         noise = jax.tree.map(jnp.array, self.mechanism.noise.init(self.state.dense_params))
@@ -414,23 +414,25 @@ class Probe:
             self._known[steps] = laws
         key, scales = self._noise_key(attempt), mechanism.scales()
         inputs = BlockInputs(data, plan, key, scales, watch, loss_key, self._known[steps])
-        after, log, _ = self.program(state, inputs)
-        return after, log
+        next_state, log, _ = self.program(state, inputs)
+        return next_state, log
 
     def _noise_key(self, attempt: int) -> jax.Array:
         return jnp.asarray(self.root.noise_key(attempt))
 
-    def _plan(self, members: Any, at: Any = None, padding: int | np.ndarray = 0) -> IndexBlock:
+    def _plan(
+        self, members: Any, positions: Any = None, padding: int | np.ndarray = 0
+    ) -> IndexBlock:
         """Returns the plan of a block of one step.
 
         The process holds all shards: a column's shard decides only about the keys of its losses.
         """
         members, sampler = np.asarray(members, np.int64), self.mechanism.sampler
-        if at is None:
-            at = np.random.default_rng(0).permutation(self.places)[: members.size]
+        if positions is None:
+            positions = np.random.default_rng(0).permutation(self.places)[: members.size]
         numbers = np.broadcast_to(padding, self.places).copy()
         weights = np.zeros((self.places, self.block), np.float32)
-        numbers[at], weights[at] = members, 1.0
+        numbers[positions], weights[positions] = members, 1.0
         rows = self.starts[numbers][:, None] + np.arange(self.block)
         shape = self.layout.passes, sampler.padded_batch_size
         indices, taking = zeros(shape, np.int32), zeros(shape, np.float32)

@@ -47,17 +47,17 @@ def uniforms(key: Any, step: Any, leaf: int, index: Any, purpose: int = 0) -> np
     return _mapped(_uniform, key, step, leaf, index, purpose)
 
 
-def _mapped(made_of, key, step, leaf, index, purpose) -> np.ndarray:
+def _mapped(convert, key, step, leaf, index, purpose) -> np.ndarray:
     step, index = np.broadcast_arrays(np.asarray(step, np.uint64), np.asarray(index, np.uint64))
     k0, k1, k2, k3 = map(int, np.asarray(key))
-    found = np.empty(index.shape)
-    flat, steps, indices = found.reshape(-1), step.reshape(-1), index.reshape(-1)
+    values = np.empty(index.shape)
+    flat, steps, indices = values.reshape(-1), step.reshape(-1), index.reshape(-1)
     for start in range(0, flat.size, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        low, high = indices[part] & _LOW, indices[part] >> _WORD
+        chunk = slice(start, start + _CHUNK)
+        low, high = indices[chunk] & _LOW, indices[chunk] >> _WORD
         name = np.full(low.size, (leaf + (purpose << 24)) ^ k2, np.uint64)
-        flat[part] = made_of(philox([low, high, name, steps[part] ^ np.uint64(k3)], k0, k1))
-    return found
+        flat[chunk] = convert(philox([low, high, name, steps[chunk] ^ np.uint64(k3)], k0, k1))
+    return values
 
 
 def philox(counter: list[np.ndarray], k0: int, k1: int) -> list[np.ndarray]:
@@ -69,9 +69,9 @@ def philox(counter: list[np.ndarray], k0: int, k1: int) -> list[np.ndarray]:
     """
     c0, c1, c2, c3 = counter
     for _ in range(10):
-        one, two = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1 = (two >> _WORD) ^ c1 ^ np.uint64(k0), two & _LOW
-        c2, c3 = (one >> _WORD) ^ c3 ^ np.uint64(k1), one & _LOW
+        product0, product2 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1 = (product2 >> _WORD) ^ c1 ^ np.uint64(k0), product2 & _LOW
+        c2, c3 = (product0 >> _WORD) ^ c3 ^ np.uint64(k1), product0 & _LOW
         k0, k1 = (k0 + _WEYL[0]) % 2**32, (k1 + _WEYL[1]) % 2**32
     return [c0, c1, c2, c3]
 
@@ -80,8 +80,8 @@ def _normal(words: list[np.ndarray]) -> np.ndarray:
     high, low, angle, _ = words
     near_one = high >= 2**31  # where digits of 1 - u count, and not those of u
     complement = np.where(near_one, _LOW, np.uint64(0))
-    part = (high ^ complement) * 2.0**-32 + ((low ^ complement) + 0.5) * 2.0**-64
-    logarithm = np.where(near_one, np.log1p(-part), np.log(part))
+    fraction = (high ^ complement) * 2.0**-32 + ((low ^ complement) + 0.5) * 2.0**-64
+    logarithm = np.where(near_one, np.log1p(-fraction), np.log(fraction))
     signed = angle.astype(np.uint32).view(np.int32)
     return np.sqrt(-2 * logarithm) * np.sin(np.pi * 2.0**-32 * (signed + 0.5))
 

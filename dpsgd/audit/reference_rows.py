@@ -64,11 +64,11 @@ class TableLaw:
         low = np.zeros((2, 2))
         for i in range(2):
             for j in range(i + 1):
-                rest = v[i, j] - low[i] @ low[j]
+                residual = v[i, j] - low[i] @ low[j]
                 if i == j:
-                    low[i, i] = math.sqrt(rest) if rest > 1e-14 * v[i, i] else 0.0
+                    low[i, i] = math.sqrt(residual) if residual > 1e-14 * v[i, i] else 0.0
                 elif low[j, j]:
-                    low[i, j] = rest / low[j, j]
+                    low[i, j] = residual / low[j, j]
         return transition, low
 
 
@@ -103,8 +103,8 @@ class ReferenceRows:
     def hold(self, table: Table) -> None:
         """Continues from rows of a table, without rounding errors."""
         none = np.zeros(self._index.size)
-        parts = table.momentum, table.values
-        self.x = np.stack([none if x is None else x.astype(np.float64).ravel() for x in parts])
+        columns = table.momentum, table.values
+        self.x = np.stack([none if x is None else x.astype(np.float64).ravel() for x in columns])
         self.off, self.steps = np.zeros(self.x.shape), np.repeat(table.steps, self._width)
 
     def table(self, like: Table) -> Table:
@@ -115,19 +115,23 @@ class ReferenceRows:
 
     def catch_up(self, stop: int, rows: Any = slice(None)) -> None:
         """Adds the noise of gaps that end at step `stop`."""
-        at = self._coordinates(rows)
-        if not at.size:
+        coordinates = self._coordinates(rows)
+        if not coordinates.size:
             return
-        starts, r = self.steps[at], self._law.r
-        which, place = np.unique(starts, return_inverse=True)
-        factors = zip(*(self._law.factors(start, stop) for start in which.tolist()), strict=True)
+        starts, r = self.steps[coordinates], self._law.r
+        gap_starts, place = np.unique(starts, return_inverse=True)
+        factors = zip(
+            *(self._law.factors(start, stop) for start in gap_starts.tolist()), strict=True
+        )
         # A and L of each coordinate: float64[2, 2, coordinates].
         a, low = (np.moveaxis(np.stack(matrices)[place], 0, -1) for matrices in factors)
-        z = np.stack([self._normals(stop, purpose, at) for purpose in _PURPOSES])
-        old, noise = self.x[:, at], ALLOWED * np.sqrt(np.sum(low**2, axis=1))
+        z = np.stack([self._normals(stop, purpose, coordinates) for purpose in _PURPOSES])
+        old, noise = self.x[:, coordinates], ALLOWED * np.sqrt(np.sum(low**2, axis=1))
         rounding = r * noise + _EPS * _times(np.abs(a), np.abs(old))
-        self.off[:, at] = _times(np.abs(a), self.off[:, at]) + (starts < stop) * rounding
-        self.x[:, at], self.steps[at] = _times(a, old) + r * _times(low, z), stop
+        self.off[:, coordinates] = (
+            _times(np.abs(a), self.off[:, coordinates]) + (starts < stop) * rounding
+        )
+        self.x[:, coordinates], self.steps[coordinates] = _times(a, old) + r * _times(low, z), stop
 
     def step(self, step: int, rows: np.ndarray) -> None:
         """Simulates a step that looks up some rows.
@@ -137,39 +141,39 @@ class ReferenceRows:
           rows: bool[n], True for rows that the batch looks up.
         """
         self.catch_up(step, rows)
-        at, mu = self._coordinates(rows), self._law.momentum
+        coordinates, mu = self._coordinates(rows), self._law.momentum
         a, r = self._law.sizes[step], self._law.r
-        (old_m, old_theta), (off_m, off_theta) = self.x[:, at], self.off[:, at]
-        g = r * self._normals(step, reference.STEP, at)
+        (old_m, old_theta), (off_m, off_theta) = self.x[:, coordinates], self.off[:, coordinates]
+        g = r * self._normals(step, reference.STEP, coordinates)
         m = mu * old_m + g
         off_m = mu * off_m + r * ALLOWED + _EPS * (np.abs(mu * old_m) + np.abs(g))
         theta = old_theta - a * m
         off_theta = off_theta + a * off_m + _EPS * (np.abs(old_theta) + np.abs(a * m))
-        self.x[:, at], self.off[:, at] = (m, theta), (off_m, off_theta)
-        self.steps[at] = step + 1
+        self.x[:, coordinates], self.off[:, coordinates] = (m, theta), (off_m, off_theta)
+        self.steps[coordinates] = step + 1
 
-    def compare(self, tests: Comparison, found: Table, name: str) -> None:
+    def compare(self, tests: Comparison, rows: Table, name: str) -> None:
         """Compares rows of a table with the simulated rows."""
         r = self._law.r
-        for part, values, x, off in self._parts(found):
-            tests.add(values / r, x / r, off / r, f"{part} of {name}")
+        for quantity, values, x, off in self._parts(rows):
+            tests.add(values / r, x / r, off / r, f"{quantity} of {name}")
 
-    def compare_flushed(self, tests: Comparison, found: Table, stop: int, name: str) -> None:
+    def compare_flushed(self, tests: Comparison, rows: Table, stop: int, name: str) -> None:
         """Compares rows flushed at step `stop` with rounded simulated rows."""
         self.catch_up(stop)
         r, spreads = self._law.r, self._law.r * np.sqrt(np.diagonal(self._law.gap(0, stop)[1]))
-        for part, values, exact, off in self._parts(found):
-            purpose, stddev = _PURPOSES[PARTS.index(part)], spreads[PARTS.index(part)]
+        for quantity, values, exact, off in self._parts(rows):
+            purpose, stddev = _PURPOSES[PARTS.index(quantity)], spreads[PARTS.index(quantity)]
             cell, sure = _cell(stddev)
             u = reference.uniforms(self._key, stop, self._leaf, self._index, purpose)
             low, high = (_own_cell(exact + sign * off) for sign in (-1, 1))
             size = np.maximum(cell, np.maximum(low, high))
-            known = sure & (stddev > 0) & ((low == high) | (np.maximum(low, high) <= cell))
+            is_exact = sure & (stddev > 0) & ((low == high) | (np.maximum(low, high) <= cell))
             least, most = (np.ceil((exact + sign * off) / size - u) for sign in (-1, 1))
             rounded = np.clip(np.rint(values / size), least, most) * size
-            expected = np.where(known, rounded, exact)
-            allowed = np.where(known, 0.0, off + 2 * size * (stddev > 0))
-            tests.add(values / r, expected / r, allowed / r, f"{part} of {name}")
+            expected = np.where(is_exact, rounded, exact)
+            allowed = np.where(is_exact, 0.0, off + 2 * size * (stddev > 0))
+            tests.add(values / r, expected / r, allowed / r, f"{quantity} of {name}")
 
     def _parts(self, found: Table) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
         """Returns name, found numbers, simulated numbers and bound of each part."""
@@ -183,10 +187,10 @@ class ReferenceRows:
     def _coordinates(self, rows: Any) -> np.ndarray:
         return np.arange(self._index.size).reshape(-1, self._width)[rows].ravel()
 
-    def _normals(self, step: int, purpose: int, at: np.ndarray) -> np.ndarray:
+    def _normals(self, step: int, purpose: int, coordinates: np.ndarray) -> np.ndarray:
         if purpose == reference.MOMENTUM and not self._law.momentum:
-            return np.zeros(at.size)
-        return reference.normals(self._key, step, self._leaf, self._index[at], purpose)
+            return np.zeros(coordinates.size)
+        return reference.normals(self._key, step, self._leaf, self._index[coordinates], purpose)
 
 
 def step_sizes(rate: Any, num_steps: int) -> np.ndarray:

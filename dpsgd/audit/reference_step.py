@@ -76,10 +76,12 @@ def reference_step(
     groups = _groups(clipping, params, trained)
     for start in range(0, counted.size, _CHUNK):
         grads = _gradients(loss_fn, params, rows, loss_keys, counted[start : start + _CHUNK])
-        kept = [grads[k].astype(np.float64) for k in trained]
-        for group, factor in zip(groups, clip_factors(clipping, kept, groups, scale), strict=True):
+        trained_grads = [grads[k].astype(np.float64) for k in trained]
+        for group, factor in zip(
+            groups, clip_factors(clipping, trained_grads, groups, scale), strict=True
+        ):
             for k in group:
-                finite = np.where(_beside(factor, kept[k]) > 0, kept[k], 0.0)
+                finite = np.where(_beside(factor, trained_grads[k]) > 0, trained_grads[k], 0.0)
                 total[k] += np.tensordot(factor, finite, axes=1)
     deviation, size = mechanism.noise_multiplier * scale, mechanism.sampler.expected_batch_size
     private: list[np.ndarray | None] = [None] * len(leaves)
@@ -163,10 +165,10 @@ def noise_values(noise: Any, noise_key: np.ndarray, step: int, leaf: int, size: 
     """
     index = np.arange(size)
     if isinstance(noise, BandedToeplitz):
-        first, *others = noise.coefficients
+        first, *lagged = noise.coefficients
         history: list[np.ndarray] = []
         for t in range(step + 1):
-            earlier = zip(others, reversed(history), strict=False)
+            earlier = zip(lagged, reversed(history), strict=False)
             z = reference.normals(noise_key, t, leaf, index)
             history.append((z - sum(c * x for c, x in earlier)) / first)
         return history[-1]

@@ -59,10 +59,10 @@ class AuditReport:
     @property
     def reasons(self) -> dict[str, list[str]]:
         """Names of the skipped checks, by reason."""
-        found: dict[str, list[str]] = {}
+        names_by_reason: dict[str, list[str]] = {}
         for check in self.left_out:
-            found.setdefault(check.detail, []).append(check.name)
-        return found
+            names_by_reason.setdefault(check.detail, []).append(check.name)
+        return names_by_reason
 
     @property
     def sampler_audited(self) -> bool:
@@ -84,10 +84,10 @@ class AuditReport:
         """Raises ValueError that names the failed checks, if any."""
         failed = [check for check in self.checks if not check.passed]
         if failed:
-            others = "".join(f", '{check.name}'" for check in failed[1:])
+            further = "".join(f", '{check.name}'" for check in failed[1:])
             raise ValueError(
                 "the audit found that this run is not what its guarantee assumes: "
-                f"'{failed[0].name}' failed ({failed[0].detail}){others}; do not train it"
+                f"'{failed[0].name}' failed ({failed[0].detail}){further}; do not train it"
             )
 
 

@@ -79,10 +79,10 @@ def generated_rows(
     for (path, leaf), column in pairs:
         same_type = canonicalize_dtype(leaf.dtype) == canonicalize_dtype(column.dtype)
         if not (same_type and leaf.ndim and leaf.shape[1:] == column.shape[1:] and leaf.size):
-            wanted = ", ".join(["rows", *map(str, column.shape[1:])])
+            column_shape = ", ".join(["rows", *map(str, column.shape[1:])])
             raise ValueError(
                 f"generated{jax.tree_util.keystr(path)} is {leaf.dtype}{list(leaf.shape)}, but the "
-                f"data have {column.dtype}[{wanted}]"
+                f"data have {column.dtype}[{column_shape}]"
             )
     if len(sizes := {len(leaf) for leaf in jax.tree.leaves(rows)}) > 1:
         raise ValueError(f"generated columns have different numbers of rows: {sorted(sizes)}")
@@ -106,10 +106,10 @@ def varied_rows(rows: PyTree, ranges: Mapping[int, int], *, block: int = 1) -> P
         column = np.array(leaves[leaf])
         if jnp.issubdtype(column.dtype, jnp.integer):
             most = int(np.iinfo(column.dtype).max)
-            drawn = np.exp(rng.uniform(0, math.log(table_rows), column.shape)) - 1
-            drawn[numbers % 8 == 7] = table_rows
+            new_indices = np.exp(rng.uniform(0, math.log(table_rows), column.shape)) - 1
+            new_indices[numbers % 8 == 7] = table_rows
             odd = numbers % 2 == 1
-            column[odd] = np.minimum(drawn, most).astype(column.dtype)[odd]
+            column[odd] = np.minimum(new_indices, most).astype(column.dtype)[odd]
             leaves[leaf] = column
     return jax.tree.unflatten(tree, leaves)
 
@@ -120,12 +120,12 @@ def _drawn(
     shape = (positive.size, *shape)
     if jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_):
         return rng.integers(0, 2, shape).astype(dtype)
-    drawn = rng.normal(size=shape)
+    values = rng.normal(size=shape)
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        drawn = drawn + 1j * rng.normal(size=shape)
+        values = values + 1j * rng.normal(size=shape)
     else:
-        drawn[positive] = np.abs(drawn[positive])
-    return drawn.astype(dtype)
+        values[positive] = np.abs(values[positive])
+    return values.astype(dtype)
 
 
 class ProbeColumns(NamedTuple):
@@ -184,12 +184,12 @@ def probe_columns(rows: PyTree, n: int, block: int) -> ProbeColumns:
 
     def column(leaf):
         leaf = np.asarray(leaf)
-        made = zeros((n, *leaf.shape[1:]), leaf.dtype)
-        if made.nbytes <= _SMALL:
-            made[:] = leaf[np.arange(n) % count]
+        filled = zeros((n, *leaf.shape[1:]), leaf.dtype)
+        if filled.nbytes <= _SMALL:
+            filled[:] = leaf[np.arange(n) % count]
         for number, start in enumerate(starts):
-            one = number if number < strewn else 0
-            unit = leaf[(one * block + np.arange(block)) % count]
+            source = number if number < strewn else 0
+            unit = leaf[(source * block + np.arange(block)) % count]
             if poisoned and number == units and _is_float(leaf):
                 unit[:] = np.nan
             elif number >= strewn and _is_float(leaf):
@@ -198,8 +198,8 @@ def probe_columns(rows: PyTree, n: int, block: int) -> ProbeColumns:
                 unit[:] = np.clip(scaled, -most, most).astype(leaf.dtype)
             elif number == _ALIKE and unit.ndim > 1 and np.issubdtype(leaf.dtype, np.integer):
                 unit[:] = unit.min(initial=np.iinfo(leaf.dtype).max)  # a column may have no width
-            made[start : start + block] = unit
-        return made
+            filled[start : start + block] = unit
+        return filled
 
     columns, marked = jax.tree.map(column, rows), np.zeros(n, bool)
     if poisoned:

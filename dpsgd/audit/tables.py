@@ -51,16 +51,16 @@ class TableSnapshot:
           tables: Tables on the devices after the step.
           step: Number of the step.
         """
-        found = some_rows(tables, self.rows)
+        looked_up = some_rows(tables, self.rows)
         steps = {k: table.steps for k, table in tables.items()}
         arguments = steps, np.int32(step + 1)
         written = compiled(_written, (), arguments)(*arguments)
-        for k, rows in found.items():
+        for k, rows in looked_up.items():
             if int(hosted(written[k])) != np.count_nonzero(rows.steps == step + 1):
                 self._strayed = f"step {step:,} wrote rows of leaf {k} that no example reads"
         without: dict[int, Any] = {k: table._replace(steps=None) for k, table in tables.items()}
         self._now = put_rows(without, self.rows, self.first())
-        return found
+        return looked_up
 
     def first(self) -> dict[int, Table]:
         """Returns the looked-up rows with which the run begins or resumes."""
@@ -77,18 +77,18 @@ class TableSnapshot:
         now, self._now = self._now, None
         for k, table in (now or {}).items():
             pairs: Any = zip(table[:2], self.tables[k][:2], strict=True)
-            for found, kept in pairs:
-                for start in range(0, 0 if kept is None else len(kept), _CHUNK):
-                    part = hosted(found[start : start + _CHUNK])
-                    if part.tobytes() != kept[start : start + _CHUNK].tobytes():
+            for current, original in pairs:
+                for start in range(0, 0 if original is None else len(original), _CHUNK):
+                    chunk = hosted(current[start : start + _CHUNK])
+                    if chunk.tobytes() != original[start : start + _CHUNK].tobytes():
                         self._strayed = f"rows of leaf {k} from {start:,} on are others"
         return self._strayed
 
 
 def some_rows(tables: dict[int, Any], rows: dict[int, np.ndarray]) -> dict[int, Table]:
     """Copies some rows of tables from the devices to the host."""
-    found = compiled(_some, (), (tables, rows))(tables, rows)
-    return {k: Table(*hosted(table)) for k, table in found.items()}
+    copies = compiled(_some, (), (tables, rows))(tables, rows)
+    return {k: Table(*hosted(table)) for k, table in copies.items()}
 
 
 def put_rows(

@@ -64,20 +64,23 @@ class Runs:
         for canary in (1.0, 0.0):
             data = jnp.full(self.sampler.num_examples, others * clip, jnp.float32)
             worlds.append(data.at[0].set(canary * clip))
-        kept: tuple[list[Scores], list[Scores]] = ([], [])
+        scores_by_world: tuple[list[Scores], list[Scores]] = ([], [])
         starts = range(0, trials, chunk)
         with ThreadPoolExecutor(1, thread_name_prefix="draws") as background:
-            drawn = background.submit(self._plans, chunk)
+            next_plan = background.submit(self._plans, chunk)
             for start in starts:
-                plan = drawn.result()
+                plan = next_plan.result()
                 if start + chunk < trials:
-                    drawn = background.submit(self._plans, chunk)
-                for data, of_world in zip(worlds, kept, strict=True):
+                    next_plan = background.submit(self._plans, chunk)
+                for data, of_world in zip(worlds, scores_by_world, strict=True):
                     of_world.append(self._of_world(data, plan, others, chunk))
                 self._progress(f"{min(trials, start + chunk):,} of {trials:,} runs")
         present, absent = (
-            {name: np.concatenate([part[name] for part in parts])[:trials] for name in parts[0]}
-            for parts in kept
+            {
+                name: np.concatenate([chunk_scores[name] for chunk_scores in world_scores])[:trials]
+                for name in world_scores[0]
+            }
+            for world_scores in scores_by_world
         )
         return present, absent
 
@@ -149,8 +152,8 @@ def scores_of(x: np.ndarray, others: int, sigma: float, rate: float | None = Non
         return (mean * x - 0.5 * mean**2) / variance
 
     def one_of(x: np.ndarray, scale: float, variance: float) -> np.ndarray:
-        here = special.logsumexp(log_ratio(x, (1 - others) * scale, variance), axis=-1)
-        return here - special.logsumexp(log_ratio(x, -others * scale, variance), axis=-1)
+        present = special.logsumexp(log_ratio(x, (1 - others) * scale, variance), axis=-1)
+        return present - special.logsumexp(log_ratio(x, -others * scale, variance), axis=-1)
 
     def by_lot(x: np.ndarray, mean: float) -> np.ndarray:
         ratio = log_ratio(x, mean, sigma**2)

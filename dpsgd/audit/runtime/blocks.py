@@ -67,8 +67,8 @@ class Dispatched:
     def compare(self, block: Block, start: int) -> None:
         """Compares a block that must begin with step `start`."""
         steps, log = block.steps, block.diagnostics
-        known = self.declared[-1] == steps and int(block.state.step) == steps.stop
-        if steps.start != start or not known:
+        is_declared = self.declared[-1] == steps and int(block.state.step) == steps.stop
+        if steps.start != start or not is_declared:
             wrong = f"steps {steps.start:,} to {steps.stop - 1:,} differ from those declared"
             self.wrong_steps = self.wrong_steps or wrong
         for j, step in enumerate(steps):
@@ -112,10 +112,10 @@ class _Blocks:
         self._block = probe.layout.block_steps if work <= _WORK else _SHORT
         self._ends = None if work <= _WORK else _SHORT
         self._places = [
-            np.asarray(at)
+            np.asarray(indices)
             if k in (*probe.tables, *probe.frozen)
-            else spread_places(probe.sizes[k], at.size)
-            for k, at in enumerate(Watch.nothing(probe.state.raw_params).places)
+            else spread_places(probe.sizes[k], indices.size)
+            for k, indices in enumerate(Watch.nothing(probe.state.raw_params).places)
         ]
         self._noise = Comparison(STEPS)
 
@@ -132,13 +132,15 @@ class _Blocks:
         first = [steps.start for steps in segments if self._differs(steps.start)]
         words = ", ".join(f"{s.start:,} to {s.stop - 1:,}" for s in segments)
         detail = f"{len(self._given.declared)} blocks of steps {words}"
-        given = self._noise.check(f"{detail}; {self._noise.compared:,} numbers of their noise")
+        steps_check = self._noise.check(
+            f"{detail}; {self._noise.compared:,} numbers of their noise"
+        )
         if self._given.wrong_steps:
-            given = CheckResult(STEPS, False, self._given.wrong_steps)
-        elif given.passed and (unknown := self._unknown()):
-            given = CheckResult.skipped(STEPS, f"noise not compared: {unknown}")
+            steps_check = CheckResult(STEPS, False, self._given.wrong_steps)
+        elif steps_check.passed and (unknown := self._unknown()):
+            steps_check = CheckResult.skipped(STEPS, f"noise not compared: {unknown}")
         words = f"not so in steps {first}" if first else f"{len(segments)} steps"
-        return [self._given.check(detail), given, CheckResult(FIRST, not first, words)]
+        return [self._given.check(detail), steps_check, CheckResult(FIRST, not first, words)]
 
     def _middle(self, segments: list[range]) -> range:
         """Returns random consecutive steps between the segments; empty if too few."""
@@ -163,21 +165,23 @@ class _Blocks:
             flush_every=step + 1,  # ends the block
         )
         with closing(blocks):
-            shown = np.asarray(next(blocks).watched, np.float64)[0]
+            recorded = np.asarray(next(blocks).watched, np.float64)[0]
         plan = probe.drawn_plan(step, _ATTEMPT)
-        after, _ = probe.called(probe.begun(step), plan, attempt=_ATTEMPT, return_gradient=True)
-        pairs = zip(jax.tree.leaves(after.raw_params), self._places, strict=True)
-        released = np.concatenate([np.ravel(np.asarray(x))[at] for x, at in pairs])
+        next_state, _ = probe.called(
+            probe.begun(step), plan, attempt=_ATTEMPT, return_gradient=True
+        )
+        pairs = zip(jax.tree.leaves(next_state.raw_params), self._places, strict=True)
+        released = np.concatenate([np.ravel(np.asarray(x))[indices] for x, indices in pairs])
         allowed = 2.0**-20 if jax.default_backend() == "cpu" else 1e-3
         size = float(np.max(np.abs(released), initial=0.0))
-        return not np.all(np.abs(shown - released) <= allowed * size)
+        return not np.all(np.abs(recorded - released) <= allowed * size)
 
     def _unknown(self) -> str:
         """Returns the obstacle to comparing the noise of blocks; empty if none."""
         if noise_dominated(self._probe.mechanism) is None:
             return f"C = {self._probe.mechanism.l2_clip_norm:.3g} is next to the least"
-        known = not self._expected.singular and self._expected.knows(self._all.start)
-        return "" if known else "the noise states no Toeplitz matrix"
+        is_known = not self._expected.singular and self._expected.knows(self._all.start)
+        return "" if is_known else "the noise states no Toeplitz matrix"
 
     def _run(self, wanted: range, ends: int | None, *, resumes: bool) -> None:
         """Runs blocks over the steps `wanted`, and compares them.
@@ -189,9 +193,9 @@ class _Blocks:
         """
         stop, rows, state = wanted.start, [], self._probe.begun(wanted.start)
         while stop < wanted.stop and state is not None:
-            begun, state = state, None
+            start_state, state = state, None
             blocks = self._probe.blocks(
-                begun,
+                start_state,
                 self._mechanism,
                 attempt=_ATTEMPT,
                 places=self._places,
@@ -220,12 +224,12 @@ class _Blocks:
         probe, mechanism = self._probe, self._mechanism
         scale, start = mechanism.sampler.expected_batch_size / noise_stddev(mechanism), 0
         for k, places in enumerate(self._places):
-            found = rows[:, start : start + places.size] * scale
+            noise = rows[:, start : start + places.size] * scale
             start += places.size
             unnoised = k in probe.frozen or k in probe.tables  # see `flow` and `deferred`
             if unnoised or not probe.sizes[k]:
                 continue
             expected = self._expected.of(steps, k, places, _ATTEMPT)
             allowed: Any = self._expected.allowed + cast_error(probe.dtypes[k]) * np.abs(expected)
-            where = f"{probe.names[k]} in blocks from step {steps.start:,} on"
-            self._noise.add(found, expected, allowed, where)
+            name = f"{probe.names[k]} in blocks from step {steps.start:,} on"
+            self._noise.add(noise, expected, allowed, name)

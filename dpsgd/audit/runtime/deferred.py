@@ -111,13 +111,13 @@ class _Tables:
         sampler = probe.mechanism.sampler
         self._end, self._b = sampler.num_steps, sampler.expected_batch_size
         sizes = step_sizes(tables.learning_rate, self._end)
-        given = np.array(probe.table_optimizer.step_sizes)
-        same = np.abs(given - sizes) <= 1e-5 * sizes + 1e-7 * sizes.max()
+        program_sizes = np.array(probe.table_optimizer.step_sizes)
+        same = np.abs(program_sizes - sizes) <= 1e-5 * sizes + 1e-7 * sizes.max()
         self._others = np.flatnonzero(~same)
         # A schedule near 0 has few digits: the run's own step sizes are taken.
         r = probe.mechanism.noise_multiplier * probe.mechanism.l2_clip_norm / self._b
-        self.law = TableLaw(np.where(same, given, sizes), tables.momentum, r)
-        self._asked, self._given = sizes, given
+        self.law = TableLaw(np.where(same, program_sizes, sizes), tables.momentum, r)
+        self._asked, self._given = sizes, program_sizes
         self._large = sum(table.values.size for table in snapshot.tables.values()) > LARGE
         self.rows = {k: self._chosen(k) for k in snapshot.rows}
         self.pending, self.flushed = Comparison(LAW), Comparison(FLUSHED)
@@ -131,15 +131,19 @@ class _Tables:
         """Returns the compared rows: looked-up rows, rows at borders of passes, and others."""
         values = self.snapshot.tables[leaf].values
         count = len(values)
-        some = max(64, _NUMBERS // (values[0].size * len(self.snapshot.tables)))
-        if count <= some:
+        limit = max(64, _NUMBERS // (values[0].size * len(self.snapshot.tables)))
+        if count <= limit:
             return np.arange(count, dtype=np.int32)
-        parts, read = len(self.probe.layout.placement.devices), self.snapshot.rows[leaf]
-        begun = [*range(0, count, _PASS), count - _PASS, *(np.arange(parts) * count // parts)]
-        begun = np.array(begun)[spread_places(len(begun), max(parts, some // 16))]
-        borders = (begun[:, None] + np.arange(-2, 3)).ravel()
-        read = read[spread_places(read.size, some // 2)]
-        rows = np.unique(np.concatenate([read, borders, spread_places(count, some // 2)]))
+        num_shards, read = len(self.probe.layout.placement.devices), self.snapshot.rows[leaf]
+        starts = [
+            *range(0, count, _PASS),
+            count - _PASS,
+            *(np.arange(num_shards) * count // num_shards),
+        ]
+        starts = np.array(starts)[spread_places(len(starts), max(num_shards, limit // 16))]
+        borders = (starts[:, None] + np.arange(-2, 3)).ravel()
+        read = read[spread_places(read.size, limit // 2)]
+        rows = np.unique(np.concatenate([read, borders, spread_places(count, limit // 2)]))
         return rows[(rows >= 0) & (rows < count)].astype(np.int32)
 
     def checks(self) -> list[CheckResult]:
@@ -154,8 +158,10 @@ class _Tables:
         wrong = self._unwritten or self.snapshot.stray()
         total = sum(map(len, (table.values for table in self.snapshot.tables.values())))
         checks.append(CheckResult(WRITTEN, not wrong, wrong or f"{total:,} rows"))
-        for found in (self.pending, self.flushed):
-            checks.append(found.check(f"{found.compared:,} numbers, to {ALLOWED:.2g} sigma"))
+        for comparison in (self.pending, self.flushed):
+            checks.append(
+                comparison.check(f"{comparison.compared:,} numbers, to {ALLOWED:.2g} sigma")
+            )
         return checks
 
     def _sizes_check(self) -> CheckResult:
@@ -178,19 +184,21 @@ class _Tables:
         except (ValueError, ZeroDivisionError):
             return CheckResult.skipped(FRESH, "no noise moves rows as far as they are long")
         r = sigma * clip / self._b
-        law, begun, fresh = TableLaw(self.law.sizes, self.law.momentum, r), {}, {}
+        law, pending, fresh = TableLaw(self.law.sizes, self.law.momentum, r), {}, {}
         for k, x in first.items():
-            begun[k] = x._replace(steps=np.zeros(len(x.values), np.int32))
+            pending[k] = x._replace(steps=np.zeros(len(x.values), np.int32))
             key, read = probe.root.noise_key(0), self.snapshot.rows[k]
-            rows = ReferenceRows(law, key, k, read, begun[k])
+            rows = ReferenceRows(law, key, k, read, pending[k])
             rows.catch_up(step)
             fresh[k] = rows.table(x)
-        old = {k: x._replace(steps=fresh[k].steps) for k, x in begun.items()}
-        shown, there, stale = (
+        old = {k: x._replace(steps=fresh[k].steps) for k, x in pending.items()}
+        program_gradient, fresh_gradient, stale_gradient = (
             probe.release(probe.full_batch, mechanism, step=step, rows=rows)
-            for rows in (begun, fresh, old)
+            for rows in (pending, fresh, old)
         )
-        off, apart = (norm((1, x), (-1, there)) for x in (shown, stale))
+        off, apart = (
+            norm((1, x), (-1, fresh_gradient)) for x in (program_gradient, stale_gradient)
+        )
         cells = 2.0**-18 * r * math.sqrt(sum(probe.sizes))
         if not 64 * cells < apart < math.inf:
             why = "gradients of the generated rows hardly depend on those of tables"
@@ -203,8 +211,8 @@ class _Tables:
         last, k = self._end - 1, max(1, math.isqrt(self._end))
         first = min(k + 1, last)
         far = first + 2 ** max(0, (last - first).bit_length() - 1)  # a multiple of all smaller 2^k
-        some = (first, first + 1, first + 3, first + 6, 3 * k, 4 * k + k // 2, far, last)
-        return sorted({step for step in some if first <= step <= last})
+        candidates = (first, first + 1, first + 3, first + 6, 3 * k, 4 * k + k // 2, far, last)
+        return sorted({step for step in candidates if first <= step <= last})
 
     def _begun(self, attempt: int, begin: int, starts: list[int]) -> tuple[Any, _Simulated]:
         """Returns a state at a step, whose rows begin at `starts`, and their simulation."""
@@ -219,8 +227,8 @@ class _Tables:
             like, moved = self.snapshot.tables[k], np.float32(size * self.law.sizes.max())
             shape = rows.size, *like.values.shape[1:]
             momentum = None if like.momentum is None else np.float32(size) * pattern(shape, 2)
-            begun = steps[np.arange(rows.size) % steps.size]
-            now[k] = Table(moved * pattern(shape, 1), momentum, begun)
+            row_steps = steps[np.arange(rows.size) % steps.size]
+            now[k] = Table(moved * pattern(shape, 1), momentum, row_steps)
         state = self.probe.begun(begin)
         state = state.with_tables(put_rows(state.lazy_tables, self.rows, now))
         return state, _Simulated(self, attempt, begin, now)
@@ -255,13 +263,13 @@ class _Tables:
         few = max(4, _EXAMPLES // self.probe.mechanism.sampler.padded_batch_size)
         steps = min(self._end, self.probe.layout.block_steps + 2, 4 if self._large else few)
         first = self._end - steps
-        given = self._train(mechanism, first, [first, first - 1, first // 2, 0], None)
+        dispatched = self._train(mechanism, first, [first, first - 1, first // 2, 0], None)
         if not self._large:
             self._train(mechanism, 0, [0], _FLUSH_EVERY)
             return []
         detail = f"steps {first:,} to {self._end - 1:,}"
-        wrong = given.wrong_steps
-        return [given.check(detail), CheckResult(STEPS, not wrong, wrong or detail)]
+        wrong = dispatched.wrong_steps
+        return [dispatched.check(detail), CheckResult(STEPS, not wrong, wrong or detail)]
 
     def _train(
         self, mechanism: Mechanism, first: int, starts: list[int], flush_every: int | None
@@ -270,25 +278,25 @@ class _Tables:
         probe, flushes, stop = self.probe, 0, first
         attempt = _TRAINED + (flush_every or 0)
         state, rows = self._begun(attempt, first, starts)
-        given = Dispatched(probe, attempt)
+        dispatched = Dispatched(probe, attempt)
         blocks = probe.blocks(
             state,
             mechanism,
             attempt=attempt,
             places=Watch.nothing(probe.state.params).places,
             flush_every=flush_every,
-            declare=given.declared.append,
+            declare=dispatched.declared.append,
         )
         with closing(blocks):
             for block in blocks:
-                given.compare(block, stop)
+                dispatched.compare(block, stop)
                 stop = block.steps.stop
                 for step in block.steps:
                     rows.step(step, probe.looked_up(probe.drawn_plan(step, attempt), step, attempt))
                 pending = stop < self._end and (flush_every is None or stop % flush_every > 0)
                 if block.state.pending != pending:
-                    some = "" if block.state.pending else "no "
-                    self.flushed.fail(f"step {stop:,} leaves {some}pending noise")
+                    negation = "" if block.state.pending else "no "
+                    self.flushed.fail(f"step {stop:,} leaves {negation}pending noise")
                     break
                 if pending:
                     rows.compare(block.state, f"trained to step {stop:,}")
@@ -297,4 +305,4 @@ class _Tables:
                 flushes += 1
                 if flushes == 2:
                     break
-        return given
+        return dispatched

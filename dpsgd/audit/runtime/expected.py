@@ -105,11 +105,13 @@ def spread_places(size: int, most: int) -> np.ndarray:
     if size <= most:
         return np.arange(size)
     powers = 2 ** np.arange(size.bit_length() - 1)
-    ends = np.arange(max(1, most // 16))
-    some = np.concatenate([ends, size - 1 - ends, powers - 1, powers])[: most // 2]
-    rest = most - some.size  # a random one of each stretch of equal length
-    inside = np.random.default_rng(0).random(rest)
-    return np.concatenate([some, ((np.arange(rest) + inside) * size / rest).astype(np.int64)])
+    edges = np.arange(max(1, most // 16))
+    chosen = np.concatenate([edges, size - 1 - edges, powers - 1, powers])[: most // 2]
+    num_random = most - chosen.size  # a random one of each stretch of equal length
+    inside = np.random.default_rng(0).random(num_random)
+    return np.concatenate(
+        [chosen, ((np.arange(num_random) + inside) * size / num_random).astype(np.int64)]
+    )
 
 
 class Comparison:

@@ -135,18 +135,18 @@ class _Reader:
     _known: dict[Any, Any] = field(default_factory=dict)
     _summed: frozenset[str] = frozenset()  # what any sum depends on: noise is added to all at once
 
-    def read(self, of: Any, given: Sequence[Flow]) -> tuple[list[Flow], Found]:
+    def read(self, of: Any, inputs: Sequence[Flow]) -> tuple[list[Flow], Found]:
         """Returns the flows of a jaxpr's outputs, and its faults and releases."""
-        key = id(of), tuple(given)
+        key = id(of), tuple(inputs)
         if key not in self._known:
-            self._known[key] = self._equations(of, given)
+            self._known[key] = self._equations(of, inputs)
         return self._known[key]
 
-    def _equations(self, of: Any, given: Sequence[Flow]) -> tuple[list[Flow], Found]:
+    def _equations(self, of: Any, inputs: Sequence[Flow]) -> tuple[list[Flow], Found]:
         closed = isinstance(of, core.ClosedJaxpr)
         jaxpr = of.jaxpr if closed else of
         flows: dict[Any, Flow] = dict.fromkeys(jaxpr.constvars, _PUBLIC)
-        flows |= dict(zip(jaxpr.invars, given, strict=True))
+        flows |= dict(zip(jaxpr.invars, inputs, strict=True))
         faults: Found = Counter()
 
         def flow(atom: Any) -> Flow:
@@ -155,66 +155,82 @@ class _Reader:
             return flows[atom]
 
         for equation in jaxpr.eqns:
-            outputs, found = self._equation(equation, [flow(x) for x in equation.invars])
+            outputs, new_faults = self._equation(equation, [flow(x) for x in equation.invars])
             flows |= dict(zip(equation.outvars, outputs, strict=True))
-            faults.update(found)
+            faults.update(new_faults)
         return [flow(x) for x in jaxpr.outvars], faults
 
-    def _equation(self, equation: Any, given: list[Flow]) -> tuple[list[Flow], Found]:
+    def _equation(self, equation: Any, inputs: list[Flow]) -> tuple[list[Flow], Found]:
         primitive, params = equation.primitive, equation.params
         name = primitive.name
         if primitive is mark:
-            parts = dict(zip(params["names"], given[1:], strict=True))
-            sizes = dict(zip(parts, (x.aval.size for x in equation.invars[1:]), strict=True))
+            marked_inputs = dict(zip(params["names"], inputs[1:], strict=True))
+            sizes = dict(
+                zip(marked_inputs, (x.aval.size for x in equation.invars[1:]), strict=True)
+            )
             if sizes.get("total", size := equation.invars[0].aval.size) != size:  # under vmap
-                parts["total"] = Flow(parts["total"].labels)
-            output, wrong = self._marked(params["kind"], given[0], parts, id(equation))
+                marked_inputs["total"] = Flow(marked_inputs["total"].labels)
+            output, wrong = self._marked(params["kind"], inputs[0], marked_inputs, id(equation))
             return [output], Counter(wrong)
         if name in _CALLS:
-            return self.read(params.get("jaxpr", params.get("call_jaxpr")), given)
+            return self.read(params.get("jaxpr", params.get("call_jaxpr")), inputs)
         if name == "while":
             first, second = params["cond_nconsts"], params["body_nconsts"]
-            asked, held, carry = given[:first], given[first:][:second], given[first + second :]
-            return self._loop(params["body_jaxpr"], held, carry, (), params["cond_jaxpr"], asked)
+            cond_consts, consts, carry = (
+                inputs[:first],
+                inputs[first:][:second],
+                inputs[first + second :],
+            )
+            return self._loop(
+                params["body_jaxpr"], consts, carry, (), params["cond_jaxpr"], cond_consts
+            )
         if name == "scan":
             first, second = params["num_consts"], params["num_carry"]
-            held, carry, each = given[:first], given[first:][:second], given[first + second :]
-            return self._loop(params["jaxpr"], held, carry, each)
+            consts, carry, slices = (
+                inputs[:first],
+                inputs[first:][:second],
+                inputs[first + second :],
+            )
+            return self._loop(params["jaxpr"], consts, carry, slices)
         if name == "cond":
-            first, *others = [self.read(branch, given[1:]) for branch in params["branches"]]
-            outputs, faults = first
-            for more, wrong in others:
-                outputs = [_either(x, y) for x, y in zip(outputs, more, strict=True)]
-                faults = faults | wrong  # of one branch: of each sum the most releases
-            return [x.given(given[0].labels) for x in outputs], faults
-        if name in _UNTOUCHED and len(given) == len(equation.outvars):
-            ends = zip(equation.invars, equation.outvars, strict=True)
-            kept = [
-                _keeps_digits(x.aval.dtype, y.aval.dtype)
-                and not (isinstance(of.name, Sum) and x.aval.size != y.aval.size)  # no copies
-                for (x, y), of in zip(ends, given, strict=True)
+            first, *other_branches = [
+                self.read(branch, inputs[1:]) for branch in params["branches"]
             ]
-            outputs = [x if keeps else Flow(x.labels) for x, keeps in zip(given, kept, strict=True)]
+            outputs, faults = first
+            for alternative, wrong in other_branches:
+                outputs = [_either(x, y) for x, y in zip(outputs, alternative, strict=True)]
+                faults = faults | wrong  # of one branch: of each sum the most releases
+            return [x.given(inputs[0].labels) for x in outputs], faults
+        if name in _UNTOUCHED and len(inputs) == len(equation.outvars):
+            pairs = zip(equation.invars, equation.outvars, strict=True)
+            keeps_value = [
+                _keeps_digits(x.aval.dtype, y.aval.dtype)
+                and not (isinstance(input.name, Sum) and x.aval.size != y.aval.size)  # no copies
+                for (x, y), input in zip(pairs, inputs, strict=True)
+            ]
+            outputs = [
+                x if keeps else Flow(x.labels) for x, keeps in zip(inputs, keeps_value, strict=True)
+            ]
             return outputs, Counter()
-        output, released = self._computed(name, given)
+        output, released = self._computed(name, inputs)
         return [output] * len(equation.outvars), released
 
-    def _computed(self, name: str, given: list[Flow]) -> tuple[Flow, Found]:
+    def _computed(self, name: str, inputs: list[Flow]) -> tuple[Flow, Found]:
         if name in _POSITIONS:
             start, stop = _POSITIONS[name]
-            data = given[:start] + ([] if stop is None else given[stop:])
-            where, what = _union(given[start:stop]), _union(data)
-            of = data[0].name if len(data) == 1 else None
-            part = replace(of, rows=True) if isinstance(of, Sum) else None
-            return Flow(what | _whence(where, what), part), Counter()
+            data = inputs[:start] + ([] if stop is None else inputs[stop:])
+            positions, source = _union(inputs[start:stop]), _union(data)
+            name_of_sum = data[0].name if len(data) == 1 else None
+            selection = replace(name_of_sum, rows=True) if isinstance(name_of_sum, Sum) else None
+            return Flow(source | _whence(positions, source), selection), Counter()
         if name in ("add", "add_any"):
-            if {x.name for x in given} == {STEP, "1"}:
-                return Flow(_union(given), _NEXT), Counter()
-            summed, other = sorted(given, key=lambda x: not isinstance(x.name, Sum))
-            noised = STDDEV in other.labels and not self._wrong_noise(other)
+            if {x.name for x in inputs} == {STEP, "1"}:
+                return Flow(_union(inputs), _NEXT), Counter()
+            summed, addend = sorted(inputs, key=lambda x: not isinstance(x.name, Sum))
+            noised = STDDEV in addend.labels and not self._wrong_noise(addend)
             if noised and isinstance(summed.name, Sum) and not summed.name.rows:
                 return Flow(frozenset({RELEASE})), Counter([summed.name])
-        return Flow(_union(given)), Counter()
+        return Flow(_union(inputs)), Counter()
 
     def _wrong_noise(self, noise: Flow) -> frozenset[str]:
         """Returns the labels that disqualify a value as noise of a sum."""
@@ -229,17 +245,17 @@ class _Reader:
         read = {READ} if rows.labels & {ROWS, READ} else frozenset()
         if kind == "sum":
             self._summed |= value.labels
-            known = value.name if isinstance(value.name, Sum) else Sum(number)
-            return Flow(value.labels | {ROWS}, known), ()
+            sum_name = value.name if isinstance(value.name, Sum) else Sum(number)
+            return Flow(value.labels | {ROWS}, sum_name), ()
         if kind == "ring":
             return Flow(value.labels - {STEP} | {RING}), ()
         noise = kind == "release" and ROWS not in parts["total"].labels  # of a sum without rows
-        wanted = ("key", "step") if noise else tuple(_ARGUMENTS)
+        required = ("key", "step") if noise else tuple(_ARGUMENTS)
         faults: set[str | Sum] = set()
-        for part in set(wanted) & set(parts):
-            found, argument = parts[part], _ARGUMENTS[part]
-            if found.name != argument or (part == "step" and found.labels != {STEP}):
-                whence = _words(found.labels)
+        for role in set(required) & set(parts):
+            flow, argument = parts[role], _ARGUMENTS[role]
+            if flow.name != argument or (role == "step" and flow.labels != {STEP}):
+                whence = _words(flow.labels)
                 faults.add(f"a {kind} is given {argument} that is computed, from {whence}")
         if kind == "clip":
             return value, faults
@@ -255,8 +271,8 @@ class _Reader:
         if "noise" in parts:
             wrong = self._wrong_noise(parts["noise"])
         else:
-            drawn = value.labels & {KEY, RELEASE}  # or a sum plus such noise already
-            wrong = frozenset() if drawn else frozenset({"no fresh draw"})
+            releases_noise = value.labels & {KEY, RELEASE}  # or a sum plus such noise already
+            wrong = frozenset() if releases_noise else frozenset({"no fresh draw"})
         if wrong := wrong or value.labels - {RELEASE} - _union(parts.values()) - self._summed:
             faults.add(f"a release has noise that depends on {_words(wrong)}")
         return Flow(frozenset({RELEASE} | read)), faults
@@ -264,11 +280,11 @@ class _Reader:
     def _loop(
         self,
         body: Any,
-        held: Sequence[Flow],
+        consts: Sequence[Flow],
         carry: list[Flow],
-        each: Sequence[Flow],
-        goes_on: Any = None,
-        asked: Sequence[Flow] = (),
+        slices: Sequence[Flow],
+        condition: Any = None,
+        cond_consts: Sequence[Flow] = (),
     ) -> tuple[list[Flow], Found]:
         """Returns the flows of a loop's outputs, after any number of iterations.
 
@@ -276,18 +292,18 @@ class _Reader:
         inside the loop count once: every iteration selects other rows of a table.
         """
         while True:
-            outputs, faults = self.read(body, [*held, *carry, *each])
+            outputs, faults = self.read(body, [*consts, *carry, *slices])
             rounds = list(zip(carry, outputs, strict=False))  # after these come a scan's own
-            after = [_either(x, _stale(y), STEP) for x, y in rounds]
-            if after == carry and goes_on is not None:  # then what the trip count tells
-                (predicate,), _ = self.read(goes_on, [*asked, *carry])
-                after = [x.given(_whence(predicate.labels, x.labels)) for x in carry]
-            if after == carry:
-                without = {x.name for x in (*held, *carry, *each)}
+            next_carry = [_either(x, _stale(y), STEP) for x, y in rounds]
+            if next_carry == carry and condition is not None:  # then what the trip count tells
+                (predicate,), _ = self.read(condition, [*cond_consts, *carry])
+                next_carry = [x.given(_whence(predicate.labels, x.labels)) for x in carry]
+            if next_carry == carry:
+                without = {x.name for x in (*consts, *carry, *slices)}
                 again = {x: n for x, n in faults.items() if isinstance(x, Sum) and x in without}
                 faults = faults + Counter(again)
                 return [_either(x, y, _LAST) for x, y in rounds] + outputs[len(carry) :], faults
-            carry = after
+            carry = next_carry
 
 
 def _keeps_digits(old: Any, new: Any) -> bool:
@@ -314,13 +330,13 @@ def flow_checks(
       data: Rows of the run, or their shapes.
       layout: Layout of the run's blocks.
     """
-    kept = jax.eval_shape(mechanism.noise.init, state.dense_params)
-    arguments = layout.arguments(algorithm, mechanism, state._replace(noise=kept), data)
+    noise_shapes = jax.eval_shape(mechanism.noise.init, state.dense_params)
+    arguments = layout.arguments(algorithm, mechanism, state._replace(noise=noise_shapes), data)
     trace = block_program(algorithm, mechanism.sampler, arguments, layout).traced
-    begun, inputs = arguments
+    start_state, inputs = arguments
     rows = _all((inputs.data, inputs.plan), Flow(frozenset({ROWS})))
-    given = (
-        _state(begun),
+    inputs_flow = (
+        _state(start_state),
         _all(inputs, _PUBLIC)._replace(
             data=rows[0],
             plan=rows[1]._replace(num_steps=_PUBLIC),
@@ -329,27 +345,29 @@ def flow_checks(
         ),
     )
     reader = _reader(mechanism)
-    (after, _, shown), wrong = _through(reader, trace, given)
-    params, tables = after.params_without_tables, after.lazy_tables
+    (final_state, _, watched), wrong = _through(reader, trace, inputs_flow)
+    params, tables = final_state.params_without_tables, final_state.lazy_tables
     leaks = [
         *_leaks("parameters", params, _SECRET),
-        *_leaks("optimizer state", after.opt_state, _SECRET),
-        *_leaks("noise state", after.noise, _DATA),
+        *_leaks("optimizer state", final_state.opt_state, _SECRET),
+        *_leaks("noise state", final_state.noise, _DATA),
         *_leaks("tables", tables, _OF_TABLES),
-        *_leaks("what a block shows", () if after.pending else shown, _SECRET),
+        *_leaks("what a block shows", () if final_state.pending else watched, _SECRET),
     ]
     example = shapes_of_rows(data, *mechanism.sampler.clipped_shape)
-    still = split_leaves(after.raw_params, algorithm.frozen(state.raw_params, example))[1]
+    still = split_leaves(final_state.raw_params, algorithm.frozen(state.raw_params, example))[1]
     leaks += _leaks("frozen parameters", still, frozenset({RELEASE}))
-    if after.step != Flow(frozenset({STEP}), _LAST):
+    if final_state.step != Flow(frozenset({STEP}), _LAST):
         leaks.append("a step counts something else than one step")
     if RELEASE not in _union(jax.tree.leaves((params, tables))):
         leaks.append("no release reaches the parameters")
-    if after.pending:
-        end, more = _flush(reader, algorithm, mechanism.sampler.num_steps, arguments, layout)
-        leaks += end
-        wrong |= more
-    arrays = len(jax.tree.leaves(after))
+    if final_state.pending:
+        flush_leaks, flush_faults = _flush(
+            reader, algorithm, mechanism.sampler.num_steps, arguments, layout
+        )
+        leaks += flush_leaks
+        wrong |= flush_faults
+    arrays = len(jax.tree.leaves(final_state))
     return [
         CheckResult(LEAVES, not leaks, "; ".join(leaks) or f"{arrays} arrays of the state"),
         CheckResult(GIVEN, not wrong, "; ".join(sorted(wrong)) or "in all steps"),
@@ -371,16 +389,16 @@ def _flush(
 ) -> tuple[list[str], frozenset[str]]:
     """Returns leaks in the results of a flush, and faults of its trace."""
     state, (_, _, key, scales, *_) = arguments
-    known = algorithm.gap_laws(num_steps).flush_arrays(0)
-    trace = flush_program(algorithm, (state, known, key, scales), layout.placement).traced
-    given = _state(state), _all(known, _PUBLIC), _argument(KEY), _scales(scales)
-    (end, _), wrong = _through(reader, trace, given)
+    gap_laws = algorithm.gap_laws(num_steps).flush_arrays(0)
+    trace = flush_program(algorithm, (state, gap_laws, key, scales), layout.placement).traced
+    inputs = _state(state), _all(gap_laws, _PUBLIC), _argument(KEY), _scales(scales)
+    (flushed, _), wrong = _through(reader, trace, inputs)
     leaks = [
-        *_leaks("flushed parameters", end.params_without_tables, _SECRET),
-        *_leaks("flushed optimizer state", end.opt_state, _SECRET),
-        *_leaks("flushed tables", end.lazy_tables, _OF_TABLES),
+        *_leaks("flushed parameters", flushed.params_without_tables, _SECRET),
+        *_leaks("flushed optimizer state", flushed.opt_state, _SECRET),
+        *_leaks("flushed tables", flushed.lazy_tables, _OF_TABLES),
     ]
-    if any(NOISE not in flow.labels for flow in jax.tree.leaves(end.lazy_tables)):
+    if any(NOISE not in flow.labels for flow in jax.tree.leaves(flushed.lazy_tables)):
         leaks.append("a table is flushed without noise")
     return leaks, wrong
 
@@ -389,20 +407,20 @@ def _through(
     reader: _Reader, trace: jax.stages.Traced, given: PyTree
 ) -> tuple[Any, frozenset[str]]:
     """Returns the flows of a program's outputs, in their structure, and its faults."""
-    outputs, found = reader.read(trace.jaxpr, jax.tree.leaves(given))
-    wrong = frozenset(x for x in found if isinstance(x, str))
-    released = Counter(x.number for x in found.elements() if isinstance(x, Sum))
+    outputs, counts = reader.read(trace.jaxpr, jax.tree.leaves(given))
+    wrong = frozenset(x for x in counts if isinstance(x, str))
+    released = Counter(x.number for x in counts.elements() if isinstance(x, Sum))
     if max(released.values(), default=0) > 1:
         wrong |= {"a sum is released more than once in a step"}
     return jax.tree.unflatten(jax.tree.structure(trace.out_info), outputs), wrong
 
 
-def _leaks(what: str, tree: PyTree, forbidden: frozenset[str]) -> list[str]:
-    found = jax.tree_util.tree_leaves_with_path(tree)
+def _leaks(place: str, tree: PyTree, forbidden: frozenset[str]) -> list[str]:
+    flows = jax.tree_util.tree_leaves_with_path(tree)
     return [
-        f"{what}{jax.tree_util.keystr(path)} depends on {_words(flow.labels & forbidden)} but for "
+        f"{place}{jax.tree_util.keystr(path)} depends on {_words(flow.labels & forbidden)} but for "
         "releases"
-        for path, flow in found
+        for path, flow in flows
         if flow.labels & forbidden
     ]
 
@@ -417,8 +435,8 @@ def _argument(name: str) -> Flow:
 
 def _state(state: TrainState) -> TrainState:
     """Returns the flows of a state that follows from earlier releases."""
-    public, kept = _all(state, _PUBLIC), _all(state.noise, Flow(frozenset({KEPT})))
-    public = public._replace(step=_argument(STEP), noise=kept)
+    public, past_noise = _all(state, _PUBLIC), _all(state.noise, Flow(frozenset({KEPT})))
+    public = public._replace(step=_argument(STEP), noise=past_noise)
     return public.with_tables(_all(state.lazy_tables, Flow(frozenset({PENDING, READ}))))
 
 

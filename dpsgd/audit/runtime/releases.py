@@ -48,9 +48,9 @@ def loud(mechanism: Mechanism) -> Mechanism:
 
 def noise_dominated(mechanism: Mechanism) -> Mechanism | None:
     """Returns the mechanism with equal sigma C and negligible sums; None if impossible."""
-    found = loud(mechanism)
+    louder = loud(mechanism)
     most = mechanism.sampler.padded_batch_size * mechanism.sampler.max_passes
-    return found if most <= found.noise_multiplier * 2.0**-22 else None
+    return louder if most <= louder.noise_multiplier * 2.0**-22 else None
 
 
 def noise_stddev(mechanism: Mechanism) -> float:
@@ -85,13 +85,13 @@ def norm(*terms: tuple[int, Release]) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
         for leaves in zip(*(release for _, release in terms), strict=True):
             for start in range(0, leaves[0].size, _PASS):
-                some = [leaf[start : start + _PASS] for leaf in leaves]
-                part = _combined(terms, some, np.float32)
-                found = float(part @ part)
-                if not (_TINY**2 < found < math.inf):
-                    part = _combined(terms, some, np.float64)
-                    found = float(part @ part)
-                square += found
+                chunks = [leaf[start : start + _PASS] for leaf in leaves]
+                combined = _combined(terms, chunks, np.float32)
+                chunk_square = float(combined @ combined)
+                if not (_TINY**2 < chunk_square < math.inf):
+                    combined = _combined(terms, chunks, np.float64)
+                    chunk_square = float(combined @ combined)
+                square += chunk_square
     return math.sqrt(square) if math.isfinite(square) else math.inf
 
 
