@@ -66,12 +66,6 @@ def least_noise(
     """Returns the smallest noise multiplier for any `delta` in (0, 1).
 
     Like `calibrate`, for a point of the profile's curve that need be no guarantee.
-
-    Args:
-      privacy: Maps a noise multiplier > 0 to the profile of the mechanism that uses it.
-      epsilon: Largest epsilon, > 0.
-      delta: Delta of the point, in (0, 1).
-      relative_tolerance: Excess of the result, relative to the smallest noise multiplier.
     """
     check_delta(delta)
     if not 0.0 < epsilon < math.inf:

@@ -31,12 +31,7 @@ def check_guarantee_delta(delta: float, name: str = "delta") -> float:
 
 
 def check_delta(delta: float, name: str = "delta") -> float:
-    """Returns `delta`; raises ValueError unless it is in (0, 1).
-
-    Args:
-      delta: Value to check.
-      name: Name of the value in the error.
-    """
+    """Returns `delta`; raises ValueError unless it is in (0, 1)."""
     if not 0.0 < delta < 1.0:
         raise ValueError(f"{name} must be in (0, 1), got {delta}")
     if delta < _SMALLEST_DELTA:
@@ -63,12 +58,7 @@ Probability = Annotated[float, Gt(0), Le(1)]
 
 
 def check_noise_multiplier(noise_multiplier: float, name: str = "noise_multiplier") -> None:
-    """Raises ValueError unless noise is in [1e-100, 1e10].
-
-    Args:
-      noise_multiplier: Value to check.
-      name: Name of the value in the error.
-    """
+    """Raises ValueError unless noise is in [1e-100, 1e10]."""
     read(Noise, noise_multiplier, (name,))
 
 
@@ -86,10 +76,5 @@ def check_count(name: str, value: Any) -> int:
 
 
 def check_probability(name: str, value: float) -> None:
-    """Raises ValueError unless `value` is in (0, 1].
-
-    Args:
-      name: Name of the value in the error.
-      value: Value to check.
-    """
+    """Raises ValueError unless `value` is in (0, 1]."""
     read(Probability, value, (name,))

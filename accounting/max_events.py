@@ -129,14 +129,9 @@ def max_event_lower_bound(
 
 
 def sum_of_maxima_lower_bound(epsilon: float, epoch: Epoch, epochs: int) -> float:
-    """Returns a lower bound on δ >= 0 of shuffling.
+    """Returns a proved lower bound on δ >= 0 of shuffling.
 
-    It is proved, and sharp at little noise.
-
-    Args:
-      epsilon: ε >= 0.
-      epoch: One epoch.
-      epochs: Number of epochs.
+    It is sharp at little noise.
     """
     check_count("epochs", epochs)
     check_epsilon(epsilon)

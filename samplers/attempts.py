@@ -25,10 +25,6 @@ def check_attempts(attempts: Sequence[Attempt], num_steps: int) -> list[list[ran
     >>> check_attempts([range(0, 20), [range(30, 40), range(15, 20)]], num_steps=40)
     [[range(0, 20)], [range(15, 20), range(30, 40)]]
 
-    Args:
-      attempts: Steps of each attempt.
-      num_steps: Number of steps of the run.
-
     Raises:
       ValueError: If there is no attempt, or a range is empty, leaves the run, or overlaps another
         range of its attempt.
@@ -94,14 +90,7 @@ def sizes_by_epoch(
 ) -> tuple[int, list[Sizes]]:
     """Returns the number of complete epochs, and partial epochs' sizes.
 
-    >>> complete, partial = sizes_by_epoch([range(5, 30)], steps_per_epoch=10)
-    >>> complete, [{times: size.tolist() for times, size in sizes.items()} for sizes in partial]
-    (2, [{0: [5], 1: [5]}])
-
-    Args:
-      ranges: Sorted steps of one attempt.
-      steps_per_epoch: Number T of steps of one epoch.
-      groups: Number c of groups: step t is of group t mod c.
+    Arguments as in `sizes_of`, with sorted ranges of one attempt.
     """
     length, complete = steps_per_epoch, 0
     ranges_by_epoch: dict[int, list[range]] = {}
@@ -121,10 +110,6 @@ def entered_epochs(ranges: Sequence[range], steps_per_epoch: int) -> list[range]
 
     >>> entered_epochs([range(9, 11), range(45, 46)], steps_per_epoch=10)
     [range(0, 20), range(40, 50)]
-
-    Args:
-      ranges: Sorted steps of one attempt.
-      steps_per_epoch: Number T of steps of one epoch.
     """
     length, merged = steps_per_epoch, list[range]()
     for steps in ranges:
@@ -150,9 +135,6 @@ def least_released(sizes: Sizes) -> tuple[tuple[int, int], ...]:
     """Returns pairs (times, steps) that bound every group from below.
 
     For each number of times, every group has the pairs' steps released at least so often, or more.
-
-    >>> least_released({0: np.array([1, 2]), 1: np.array([3, 2]), 2: np.array([0, 1])})
-    ((0, 1), (1, 3))
     """
     return _pairs(sizes, np.min)
 
@@ -170,15 +152,7 @@ def _pairs(sizes: Sizes, choose: Any) -> tuple[tuple[int, int], ...]:
 
 
 def of_group(sizes: Sizes, group: int) -> tuple[tuple[int, int], ...]:
-    """Returns the pairs (times, steps) of one group.
-
-    >>> of_group({0: np.array([1, 2]), 1: np.array([3, 2])}, group=1)
-    ((0, 2), (1, 2))
-
-    Args:
-      sizes: Numbers of steps by times released, see `sizes_of`.
-      group: Index of the group, counted from 0.
-    """
+    """Returns the pairs (times, steps) of one group."""
     return tuple((t, int(sizes[t][group])) for t in sorted(sizes) if sizes[t][group])
 
 

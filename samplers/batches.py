@@ -228,10 +228,6 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Returns zeros that JAX on a CPU reads without a copy.
 
     Aligned to 64 bytes; they take no memory until they are written.
-
-    Args:
-      shape: Shape of the array.
-      dtype: Its NumPy dtype.
     """
     size, aligned = math.prod(shape) * np.dtype(dtype).itemsize, 64
     raw = np.zeros(size + aligned, np.uint8)

@@ -52,11 +52,6 @@ class InOrder(BatchSampler):
 
         An example counts as often as the most released one of each attempt, unless all attempts
         have the same rows.
-
-        Args:
-          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
-          attempts: Steps that each attempt releases.
-          same_rows: Whether an example keeps its place in the order in all attempts.
         """
         ranges = check_attempts(attempts, self.num_steps)
         sizes = [sizes_of(steps, self.steps_per_epoch) for steps in ranges]
@@ -69,10 +64,7 @@ class InOrder(BatchSampler):
         return UpperEnd(upper, GaussianProfile(noise_multiplier / math.sqrt(least)))
 
     def row_law(self) -> KnownOrder:
-        """Returns the law of consecutive batches.
-
-        The privacy cost holds for any known order.
-        """
+        """Returns the law of consecutive batches; any known order costs as much."""
         return KnownOrder.of_size(self.shards, self.batch_size, self.epochs)
 
     def drawn_epoch(self, epoch: int) -> int:
@@ -80,13 +72,7 @@ class InOrder(BatchSampler):
         return 0
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Returns the rows of one chunk.
-
-        Args:
-          seed: Unused, as nothing is random.
-          epoch: Unused, as all epochs are equal.
-          chunk: Chunk of `CHUNK` examples, counted from 0.
-        """
+        """Returns the rows of one chunk, alike for all seeds and epochs."""
         del seed, epoch
         rows = self.chunk_range(chunk)
         examples = np.arange(rows.start, rows.stop, dtype=example_dtype(self.num_examples))

@@ -105,11 +105,7 @@ def example_dtype(num_examples: int) -> type[np.signedinteger]:
 
 
 def chunk_ranges(size: int) -> list[range]:
-    """Splits `size` examples into chunks of at most `CHUNK`.
-
-    >>> chunk_ranges(70_000)
-    [range(0, 65536), range(65536, 70000)]
-    """
+    """Splits `size` examples into chunks of at most `CHUNK`."""
     return [range(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK)]
 
 

@@ -131,16 +131,7 @@ class _Orders(RowLaw):
 
     @classmethod
     def of_size(cls: type[L], shards: Shards, batch_size: int, epochs: int, **rest: Any) -> L:
-        """Returns the law of batches of one size.
-
-        The last batch of an epoch may be smaller.
-
-        Args:
-          shards: Shards of the examples.
-          batch_size: Batch size b.
-          epochs: Number E of epochs.
-          **rest: Other fields of the law.
-        """
+        """Returns the law of batches of one size, but for an epoch's last."""
         starts = np.arange(0, shards.num_examples, batch_size, dtype=np.int64)
         sizes = np.minimum(batch_size, shards.num_examples - starts)
         sized: dict[str, Any] = {"batch_size": batch_size, "batch_sizes": sizes, **rest}
@@ -152,12 +143,7 @@ class RandomOrders(_Orders):
     """Each shard's examples come in an independent uniform order, and shards in turn."""
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
-        """Returns the batch's share of the example's shard.
-
-        Args:
-          examples: Examples i: integers of any shape.
-          steps: Steps t of an epoch: integers of any shape that broadcasts with `examples`.
-        """
+        """Returns the batch's share of the example's shard."""
         shards = self.shards.shard_of(examples)
         return self._taken(shards, steps) / self.shards.size(shards)
 
@@ -166,11 +152,6 @@ class RandomOrders(_Orders):
 
         Within one shard, s (s - 1) / (n (n - 1)) for s of its n rows in the batch; across two
         shards, the product of both rates.
-
-        Args:
-          first: Examples i: integers of any shape.
-          second: Examples j, different from i.
-          steps: Steps t of an epoch.
         """
         shards, taken = self.shards.shard_of(first), self._taken(self.shards.shard_of(first), steps)
         num_partners = np.maximum(1, self.shards.size(shards) - 1)
@@ -267,12 +248,7 @@ class TreeDraws(RowLaw):
         return [size[above] for size, above in zip(self._sizes, path, strict=False)], path[1:]
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
-        """Returns the product of the levels' drawn shares.
-
-        Args:
-          examples: Examples i: integers of any shape.
-          steps: Unused, as all steps have one law.
-        """
+        """Returns the product of the levels' drawn shares."""
         sizes, _ = self._children(np.asarray(examples))
         probability = np.ones(np.shape(examples))
         for level, size in enumerate(sizes):
@@ -280,13 +256,7 @@ class TreeDraws(RowLaw):
         return probability
 
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns the product of the levels' probabilities to draw both.
-
-        Args:
-          first: Examples i: integers of any shape.
-          second: Examples j, different from i.
-          steps: Unused, as all steps have one law.
-        """
+        """Returns the product of the levels' probabilities to draw both."""
         (sizes, path), (second_sizes, second_path) = (
             self._children(np.asarray(i)) for i in (first, second)
         )

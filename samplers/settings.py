@@ -171,19 +171,11 @@ class SamplerSettings(Record):
 
     @classmethod
     def of_data(cls) -> set[str]:
-        """Returns the names of fields that the data give.
-
-        >>> sorted(settings_of(UserPoisson).of_data())
-        ['max_contributions', 'num_examples', 'num_users']
-        """
+        """Returns the names of fields that the data give."""
         return {field.name for field in _fields(cls.sampler)} & _OF_DATA
 
     def record(self) -> dict[str, Any]:
-        """Returns the sampler's name and settings as JSON values.
-
-        >>> settings_of(Deterministic)(batch_size=8).record()
-        {'name': 'deterministic', 'batch_size': 8, 'epochs': None, 'num_shards': 1}
-        """
+        """Returns the sampler's name and settings as JSON values."""
         return {"name": self.name, **dataclasses.asdict(self)}
 
 
@@ -204,9 +196,6 @@ def _fields(kind: type[BatchSampler]) -> list[dataclasses.Field]:
 @functools.cache
 def settings_of(kind: type[BatchSampler]) -> type[Any]:
     """Returns the frozen dataclass of a sampler's settings.
-
-    >>> settings_of(Shuffle)()
-    Shuffle(batch_size=None, epochs=None, num_shards=1, order='redrawn')
 
     Raises:
       ValueError: If the sampler is no frozen dataclass.

@@ -42,11 +42,7 @@ class Shards:
         return range(start, stop)
 
     def shard_of(self, examples: Any) -> Any:
-        """Returns the shard index of each example: int64.
-
-        >>> Shards(10, 4).shard_of([1, 2, 9])
-        array([0, 1, 3])
-        """
+        """Returns the shard index of each example: int64."""
         numbers = np.asarray(examples, np.int64) + 1
         return (numbers * self.num_shards - 1) // self.num_examples
 
@@ -73,9 +69,6 @@ class Shards:
 
     def batch_starts(self, shard: int, batch_size: int, steps: int) -> np.ndarray:
         """Returns the first example of each batch within a shard.
-
-        >>> Shards(10, 4).batch_starts(shard=1, batch_size=4, steps=3)
-        array([0, 1, 2, 3])
 
         Args:
           shard: Index of the shard.

@@ -28,8 +28,7 @@ def log_normal_cells(edges: Array, mean: float = 0.0, scale: float = 1.0) -> Arr
     cancel. The relative error of the masses of these very `edges` is bounded by `normal_drift`.
 
     Args:
-      edges: Ends of the cells, ascending, which may begin at -inf and end at inf: float64[cells +
-        1].
+      edges: Ends of the cells, ascending, -inf and inf allowed: float64[cells + 1].
       mean: Mean of the law.
       scale: Standard deviation of the law, > 0.
     """
@@ -67,12 +66,7 @@ def _mean_density(middle: Array, width: Array) -> Array:
 def normal_drift(edges: Array, mean: float = 0.0, scale: float = 1.0) -> Array:
     """Bounds the relative error of each mass of `log_normal_cells`.
 
-    The bound holds for masses of at least 1e-305.
-
-    Args:
-      edges: Ends of the cells, ascending: float64[cells + 1].
-      mean: Mean of the normal law.
-      scale: Standard deviation of the normal law, > 0.
+    The bound holds for masses of at least 1e-305. Arguments as in `log_normal_cells`.
     """
     nearest = np.clip((edges - mean) / scale, -38.0, 38.0)
     far = np.where(np.isfinite(edges), np.abs(edges) + abs(mean), 0.0) / scale
@@ -88,9 +82,7 @@ def log_tilted_means(
 ) -> tuple[Array, Array]:
     """Returns log E[e^Y | cell] of a normal Y, and its errors.
 
-    Y ~ N(-d^2/2, d^2), d = `deviation`; the errors are bounds.
-
-    Empty cells have mean 1.
+    Y ~ N(-d^2/2, d^2), d = `deviation`; the errors are bounds. Empty cells have mean 1.
 
     Args:
       edges: Ends of the cells in y, ascending: float64[cells + 1].
@@ -204,10 +196,6 @@ def gaussian_delta(sigma: float, epsilon: float) -> tuple[float, float]:
         a = \frac{1}{2s} - s\epsilon, \quad b = -\frac{1}{2s} - s\epsilon
 
     As phi(b) = e^-epsilon phi(a), it is phi(a) (m(a) - m(b)), m = Phi / phi, to all digits.
-
-    Args:
-      sigma: s > 0, noise multiplier.
-      epsilon: Epsilon at which delta is computed.
     """
     a = 0.5 / sigma - sigma * epsilon
     b = -0.5 / sigma - sigma * epsilon

@@ -100,12 +100,7 @@ class LowerLoss:
 
     @classmethod
     def from_ratio(cls, ratio: LowerRatio, direction: Direction) -> LowerLoss:
-        """Returns the loss law of one direction of a likelihood ratio.
-
-        Args:
-          ratio: Law of X = P/Q, bounded from below.
-          direction: 'remove' for H(P || Q), 'add' for H(Q || P).
-        """
+        """Returns the loss law of one direction, as `UpperLoss.from_ratio`."""
         if direction == "remove":
             masses, partners, base = ratio.p, ratio.p * np.exp(-ratio.offset), ratio.grid[0]
         else:
@@ -129,10 +124,7 @@ class LowerLoss:
         )
 
     def log_moment(self) -> LogMoment:
-        """Returns about log E[e^{tilt loss}], to choose a tilt by.
-
-        Some thousands of blocks of atoms stand for all of them.
-        """
+        """Returns about log E[e^{tilt loss}], as `UpperLoss.log_moment`."""
         starts = _blocks(self.masses)
         loss, mass = self.base + starts * self.step, np.add.reduceat(self.masses, starts)
         offset = np.add.reduceat(self.masses * self._offsets(), starts) / np.maximum(mass, 1e-300)
@@ -176,15 +168,7 @@ def compose_upper(parts: UpperParts, tilt: float) -> ComposedUpper:
 
 
 def compose_lower(parts: LowerParts, tilt: float) -> ComposedLower:
-    """Bounds the loss of independent releases from below.
-
-    Args:
-      parts: Each loss law, on grids of one step, and the number of releases that have it.
-      tilt: Exponent t > 0 of the tilt e^{t loss} under which the FFT is computed.
-
-    Raises:
-      GridError: If the composition's grid would have more than LARGEST points.
-    """
+    """Bounds the loss from below, as `compose_upper` from above."""
     parts, step = [(law.centred(tilt), count) for law, count in parts], parts[0][0].step
     masses = [(law.masses, count) for law, count in parts]
     partners = [(law.partners, count) for law, count in parts]
@@ -234,10 +218,6 @@ def best_tilt(parts: UpperParts | LowerParts, point: Point) -> float:
     """Returns the tilt t > 0 at which Chernoff's bound is least.
 
     The bound is on delta where the point has an epsilon, and on epsilon elsewhere.
-
-    Args:
-      parts: Each loss law, and the number of releases that have it.
-      point: Point at which the composition is to be sharp.
     """
     log_moments = [(law.log_moment(), count) for law, count in parts]
 
@@ -332,12 +312,7 @@ def composed_upper(
 def composed_lower(
     ratios: Sequence[tuple[LowerRatio, int]], point: Point
 ) -> tuple[ComposedLower, ComposedLower]:
-    """Bounds the losses of releases from below, in both directions.
-
-    Args:
-      ratios: Each law, on grids of one step, and the number of releases that have it.
-      point: Point at which the result is to be sharp.
-    """
+    """Bounds the losses from below, as `composed_upper` from above."""
     _check_one_step(ratios)
     losses_by_direction = (
         [(LowerLoss.from_ratio(law, direction), count) for law, count in ratios]

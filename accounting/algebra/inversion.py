@@ -95,10 +95,9 @@ class Inversion:
         return unit
 
     def _log_amplification(self, log_power: float) -> float:
-        """Returns the log of count M(c)^T / (c (c - 1)): the result's error for one of M, in units.
+        """Returns the log of the result's error for one of M, in units.
 
-        Args:
-          log_power: Log of M(c)^T.
+        It is count M(c)^T / (c (c - 1)), from `log_power` = log M(c)^T.
         """
         size = math.log(self.releases.count) + log_power - self.unit
         distance = min(abs(self.tilt), abs(self.tilt - 1.0))
@@ -252,14 +251,7 @@ def _log_normal_value(loss: float, deviation: float, log_factor: float) -> tuple
 def log_ceiling(releases: Releases, loss: float, tilt: float) -> float:
     """Returns the log of Chernoff's bound on o(`loss`).
 
-    That is k(c) M(c)^T e^{-(c - 1) loss}, for a tilt c > 1 or c < 0.
-
-    For a tilt c > 1 or c < 0.
-
-    Args:
-      releases: The T releases, of moment M each.
-      loss: Loss at which o is bounded.
-      tilt: c.
+    That is k(c) M(c)^T e^{-(c - 1) loss} for T `releases` of moment M, at a tilt c > 1 or c < 0.
     """
     size, power = _log_size(releases, tilt), (tilt - 1.0) * loss
     return size - power + 4.0 * ROUNDING * (abs(size) + abs(power))

@@ -129,10 +129,7 @@ class Average:
         return self.tilt + self.bins * float(log.min()) - math.log(math.pi * y)
 
     def bound_put(self, excess: float) -> tuple[float, float]:
-        """Bounds E[(b - V)_+] for b = 1 + `excess`.
-
-        b is below the window.
-        """
+        """Bounds E[(b - V)_+] for b = 1 + `excess`, below the window."""
         if not 1.0 + excess < 0.99 * self._window:
             raise NotInvertibleError("b is outside the window")
         lost = np.isinf(self._error)

@@ -99,13 +99,7 @@ class LikelihoodRatio(abc.ABC):
     ) -> Ratio:
         """Returns the discretised ratio of one step of Poisson sampling.
 
-        X = (1 - q) + q exp(Y).
-
-        Args:
-          noise_multiplier: s of the law of Y, see `gaussian`.
-          sampling_prob: q in (0, 1].
-          step: Grid step in log X.
-          tail: Largest mass of the values of Y beyond either end of the grid.
+        X = (1 - q) + q exp(Y), q = `sampling_prob` in (0, 1]; Y, step and tail as in `gaussian`.
         """
         cells = _cells_of_release(noise_multiplier, sampling_prob, step, cls.centre, tail)
         return cls._of_release(step, cells, tail)
@@ -132,10 +126,8 @@ class LikelihoodRatio(abc.ABC):
     def product(self: Ratio, other: Ratio) -> Ratio:
         """Returns X Y of independent X, Y: two releases, composed.
 
-        Both have grids of one step.
-
-        A direct convolution over the indices, not by FFT, so that tails keep their relative
-        accuracy.
+        Both have grids of one step. A direct convolution over the indices, not by FFT, so that
+        tails keep their relative accuracy.
 
         Raises:
           ValueError: If the two are of different kinds or steps.
@@ -145,24 +137,14 @@ class LikelihoodRatio(abc.ABC):
     def mean_with(self: Ratio, count: int, other: Ratio, others: int) -> Ratio:
         """Returns the weighted mean of independent X and Y.
 
-        It is (count X + others Y) / (count + others).
-
-        Args:
-          count: Weight of X, this law's.
-          other: The law of Y; the two sums have one grid.
-          others: Weight of Y.
+        It is (count X + others Y) / (count + others), with Y the law `other`, on the same grid.
         """
 
     @abc.abstractmethod
     def diluted(self: Ratio, count: int, others: int, step: float) -> Ratio:
         """Returns the weighted mean of X and 1, on another grid.
 
-        It is (count X + others) / (count + others).
-
-        Args:
-          count: Weight of X, >= 1.
-          others: Weight of the constant 1, >= 1.
-          step: Grid step of the result, in log X.
+        It is (count X + others) / (count + others), both counts >= 1; `step` is the result's.
         """
 
     @abc.abstractmethod
@@ -193,8 +175,7 @@ class LikelihoodRatio(abc.ABC):
 
         Args:
           counts: Numbers k of copies, each >= 1.
-          steps: Grid step after 0, 1, 2, ... doublings, each the one before divided by a power of
-            2. As sums concentrate, finer grids cost no more.
+          steps: Grid step after 0, 1, ... doublings, each the one before divided by a power of 2.
         """
         totals: list[tuple[Ratio, int] | None] = [None] * len(counts)
         doubled, doubled_count = self, 1
@@ -217,11 +198,8 @@ class LikelihoodRatio(abc.ABC):
     def average(self: Ratio, count: int, steps: Sequence[float] | None = None) -> Ratio:
         """Returns the average of `count` independent copies of X.
 
-        It is the ratio of one release at random among `count`.
-
-        Args:
-          count: Number of copies, >= 1.
-          steps: See `averages`; by default the step stays the same.
+        It is the ratio of one release at random among `count`; `steps` as in `averages`, by
+        default unchanged.
         """
         return self.averages([count], steps or [self.step] * count.bit_length())[0]
 
@@ -245,10 +223,7 @@ class LikelihoodRatio(abc.ABC):
                 total = total.coarsened() if total is not None else None
 
     def refined(self: Ratio, factor: int) -> Ratio:
-        """Returns the same atoms on a finer grid, exactly.
-
-        The grid is `factor` times finer.
-        """
+        """Returns the same atoms on a grid `factor` times finer, exactly."""
         if factor == 1:
             return self
         q, p = (_spaced(x, factor) for x in (self.q, self.p))
@@ -263,20 +238,14 @@ class LikelihoodRatio(abc.ABC):
             )
 
     def kept_range(self) -> tuple[int, int]:
-        """Returns the first and last atom between the tails.
-
-        Each tail has a mass of at most `tail`.
-        """
+        """Returns the first and last atom between tails of mass <= `tail`."""
         below = int(np.searchsorted(np.cumsum(self.q), self.tail))
         above = self.p.size - 1 - int(np.searchsorted(np.cumsum(self.p[::-1]), self.tail))
         below = min(below, self.q.size - 1)
         return below, max(above, below)
 
     def few(self) -> NDArray[np.bool_]:
-        """Returns which atoms have a positive mass under FLUSH.
-
-        bool[atoms].
-        """
+        """Returns which atoms have a positive mass under FLUSH: bool[atoms]."""
         few = np.where(self.grid < 0.0, self.q, self.p) < FLUSH
         return few & ((self.q > 0.0) | (self.p > 0.0))
 
@@ -285,13 +254,7 @@ class LikelihoodRatio(abc.ABC):
         return self.shift + 8.0 * ROUNDING * (1.0 + float(np.abs(self.log_values).max()))
 
     def sum_grid(self: Ratio, count: int, other: Ratio, others: int) -> SumGrid:
-        """Returns the grid of a weighted sum, and its errors.
-
-        Args:
-          count: Weight of X, this law's.
-          other: Law of Y, on a grid of the same step.
-          others: Weight of Y.
-        """
+        """Returns the grid of `mean_with`'s weighted sum, and its errors."""
         total, scale = count + others, self.log_scale + math.log(count)
         offset = round((other.log_scale + math.log(others) - scale) / self.step)
         # An atom is summed over at most all distances, twice, by a running sum or one by one.
@@ -416,20 +379,12 @@ def scaled(mass: Array) -> Array:
 
 
 def lost_mass(ratio: LikelihoodRatio) -> float:
-    """Bounds the mass of pairs that `scaled` rounds to 0.
-
-    The bound holds under either law.
-    """
+    """Bounds the mass of pairs that `scaled` rounds to 0, under either law."""
     return 2.0 * sum(float(mass[mass < FLUSH].sum()) for mass in (ratio.q, ratio.p))
 
 
 def convolve(x: Array, y: Array) -> Array:
-    """Returns the convolution of scaled masses, unscaled.
-
-    Args:
-      x: Masses times UNIT: float64[m].
-      y: Masses times UNIT: float64[n].
-    """
+    """Returns the unscaled convolution of masses that are times UNIT."""
     with np.errstate(over="ignore", invalid="ignore"):  # cells of such means are left out
         return np.convolve(x, y) / UNIT / UNIT
 

@@ -62,14 +62,7 @@ class LowerRatio(LikelihoodRatio):
     def from_masses(
         cls, p: Array, q: Array, step: float, drift: float = 8.0 * ROUNDING
     ) -> LowerRatio:
-        """Gathers the outcomes at the grid point nearest their ratio.
-
-        Args:
-          p: Mass of each outcome under P: float64[outcomes].
-          q: Mass of each outcome under Q: float64[outcomes].
-          step: Grid step in log X.
-          drift: Bound on the relative error of the masses.
-        """
+        """Gathers the outcomes at the grid point nearest their ratio."""
         positive = (p > FLUSH) & (q > FLUSH)
         if not positive.any():  # an atom at X = 1 adds to no delta
             positive, p, q = np.ones(1, bool), *np.full((2, 1), FLUSH)
@@ -121,11 +114,6 @@ class LowerRatio(LikelihoodRatio):
         """Returns the weighted mean of X and Y, bounded from below.
 
         It is (count X + others Y) / (count + others); sums gather at grid points.
-
-        Args:
-          count: Weight of X, this law's.
-          other: Law of Y, independent of X.
-          others: Weight of Y.
         """
         total, grid = count + others, self.sum_grid(count, other, others)
         sums = grid.pairs.lower(
@@ -148,11 +136,6 @@ class LowerRatio(LikelihoodRatio):
         """Returns the weighted mean of X and 1, on another grid.
 
         It is (count X + others) / (count + others), contracted to the new grid.
-
-        Args:
-          count: Weight of X, >= 1.
-          others: Weight of the constant 1, >= 1.
-          step: Grid step of the result, in log X.
         """
         constant_share = others / (count + others)
         p = (1.0 - constant_share) * self.p + constant_share * self.q
@@ -160,10 +143,7 @@ class LowerRatio(LikelihoodRatio):
         return replace(ratio, shift=ratio.shift + self.shift, tail=self.tail).trim()
 
     def refined(self, factor: int) -> LowerRatio:
-        """Returns the same atoms on a finer grid, exactly.
-
-        The grid is `factor` times finer.
-        """
+        """Returns the same atoms on a grid `factor` times finer, exactly."""
         offset = np.zeros((self.q.size - 1) * factor + 1)
         offset[::factor] = self.offset
         return replace(super().refined(factor), offset=offset)

@@ -53,10 +53,9 @@ class Mixture(NamedTuple):
         )
 
     def masses(self, edges: Array) -> Array:
-        """Returns the mass between successive `edges`, ascending, with relative accuracy.
+        """Returns the mass between successive `edges`, with relative accuracy.
 
-        Args:
-          edges: May begin with -inf and end with +inf; float64[cells + 1].
+        The edges ascend, and may begin with -inf and end with inf: float64[cells + 1].
         """
         with np.errstate(under="ignore"):
             components = [
@@ -66,10 +65,7 @@ class Mixture(NamedTuple):
         return np.sum(components, axis=0)
 
     def drift(self, edges: Array) -> float:
-        """Bounds the relative error of each of `masses`.
-
-        Weights are taken as exact.
-        """
+        """Bounds the relative error of each of `masses`, of exact weights."""
         drifts = [normal_drift(edges, mean, self.scale).max() for mean in self.means]
         return float(max(drifts)) + (len(drifts) + 4.0) * ROUNDING
 
@@ -109,8 +105,6 @@ def ratio_edges(p: Mixture, q: Mixture, step: float, tail: float) -> Array:
 
     The outer edges are -inf and inf. The ratio varies by more where the cells would be too many.
 
-    By more, where they would be too many.
-
     Args:
       p: P.
       q: Q, with the scale of P.
@@ -129,13 +123,7 @@ def ratio_edges(p: Mixture, q: Mixture, step: float, tail: float) -> Array:
 
 
 def check_grid(largest_loss: float, step: float, cells: float) -> None:
-    """Raises GridError unless a grid of the losses is computed.
-
-    Args:
-      largest_loss: Largest loss on the grid.
-      step: Grid step of the loss.
-      cells: Number of cells.
-    """
+    """Raises GridError unless a grid of the losses is computed."""
     if not max(largest_loss, step) <= _LARGEST_LOSS:
         raise GridError(f"no finer grid is computed: losses are beyond {_LARGEST_LOSS:.0f}")
     if cells > MOST_CELLS:

@@ -43,12 +43,7 @@ class Releases:
     release: float = math.inf
 
     def log_power(self, z: Any, log_moment: Any) -> Any:
-        """Returns log E[X^z] of all releases together.
-
-        Args:
-          z: Exponents.
-          log_moment: log E[X^z] of one release, at the same exponents.
-        """
+        """Returns log E[X^z] of all releases from one release's `log_moment`."""
         return self.count * log_moment + self.log_beside(z)
 
     def log_beside(self, z: Any) -> Any:

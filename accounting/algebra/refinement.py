@@ -67,12 +67,7 @@ def largest_side(parts: Sequence[Part]) -> Side:
 
 
 def negligible(side: Side, point: Point) -> bool:
-    """Returns whether a side's certified error is negligible near `point`.
-
-    Args:
-      side: Bound on delta, with its certified error.
-      point: Point at which delta is to be sharp.
-    """
+    """Returns whether a side's certified error is negligible near `point`."""
     epsilon = point.epsilon
     if epsilon is None:
         epsilon = Question("epsilon", point.delta).lower_end(side.curve, 1e-3)
@@ -93,10 +88,7 @@ class Grids(Protocol):
 
     @property
     def coarsest(self) -> float:
-        """Coarsest resolution that is tried.
-
-        It is tried where the first grid is too large to be computed.
-        """
+        """Coarsest resolution that is tried, where the first grid is too large."""
         ...
 
     @property
@@ -118,12 +110,7 @@ class Grids(Protocol):
         ...
 
     def lower(self, resolution: float, point: Point) -> Side:
-        """Returns a lower bound, sharp near `point`.
-
-        Args:
-          resolution: Fineness of the grid, in proportion to its step.
-          point: Point at which the bound is to be sharp.
-        """
+        """Returns a lower bound, sharp near `point`."""
         ...
 
 

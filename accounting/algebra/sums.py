@@ -78,10 +78,6 @@ class Pairs:
         """Splits the sums of all pairs between grid points.
 
         Returns the window's first index, and the masses times 1 (under Q) and times the value (p).
-
-        Args:
-          x: Atoms of the first law.
-          y: Atoms of the second law.
         """
         out = self._window(x, y)
         self._add_upper(out, x, y, 0)
@@ -90,12 +86,7 @@ class Pairs:
         return out.start, out.q, out.p
 
     def lower(self, x: Atoms, y: Atoms) -> Atoms:
-        """Gathers all pairs at the grid point nearest their sum.
-
-        Args:
-          x: Atoms of the first law.
-          y: Atoms of the second law.
-        """
+        """Gathers all pairs at the grid point nearest their sum."""
         out = self._window(x, y)
         self._add_lower(out, x, y, 0)
         if not self.symmetric:

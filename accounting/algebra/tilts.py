@@ -113,10 +113,9 @@ class Tilts:
     def for_loss(self, loss: float) -> float:
         """Returns the best tilt to compute o(`loss`) by.
 
-        It is the saddle point of the transform.
-
-        Above 1 for a large `loss`, below 0 for one far below 0, and between them near 0. The poles
-        of 1 / (z (z - 1)), which cancel, are kept at a distance.
+        It is the saddle point of the transform: above 1 for a large `loss`, below 0 for one far
+        below 0, and between them near 0. The poles of 1 / (z (z - 1)), which cancel, are kept at a
+        distance.
         """
 
         def size(c: Real) -> Real:
@@ -144,8 +143,6 @@ class Tilts:
         """Returns the windows that keep aliases below and above negligible.
 
         Each window comes with the tilt b that proves it. The aliases are to be about e^target.
-
-        They are to be about e^target.
 
         Args:
           tilt: c of the inverted line.
@@ -176,11 +173,9 @@ class Tilts:
     def narrower(self, tilt: float, loss: float, accuracy: float) -> tuple[float, float]:
         """Returns a tilt of a much narrower window, and the target.
 
-        The tilt is `tilt` itself where no other is much narrower. The target is the log of the
-        aliases' size.
-
-        Where one large loss is likelier than many small ones, the tilted law has a second bump
-        among the largest, which the best tilt just lets in.
+        The tilt is `tilt` itself where no other is much narrower; the target is the log of the
+        aliases' size. Where one large loss is likelier than many small ones, the tilted law has a
+        second bump among the largest, which the best tilt just lets in.
 
         Args:
           tilt: Best tilt c by the saddle point.

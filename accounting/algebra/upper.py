@@ -51,15 +51,7 @@ class UpperRatio(LikelihoodRatio):
     def of_spread(
         cls, step: float, first: int, cells: Spread, drift: float, shift: float
     ) -> UpperRatio:
-        """Returns the law of cells spread to grid points.
-
-        Args:
-          step: Grid step in log X.
-          first: Index of the first grid point.
-          cells: Masses at the grid points, at 0 and at infinity.
-          drift: Bound on the relative error of the masses.
-          shift: Bound on the error of each log X.
-        """
+        """Returns the law of cells spread to grid points."""
         return cls(
             step=step, start=first, q=cells.q, p=cells.p, drift=drift, shift=shift,
             zero=cells.zero, infinity=cells.infinity,
@@ -79,14 +71,7 @@ class UpperRatio(LikelihoodRatio):
     def from_masses(
         cls, p: Array, q: Array, step: float, drift: float = 8.0 * ROUNDING
     ) -> UpperRatio:
-        """Splits each outcome between the grid points beside its ratio.
-
-        Args:
-          p: Mass of each outcome under P: float64[outcomes].
-          q: Mass of each outcome under Q: float64[outcomes].
-          step: Grid step in log X.
-          drift: Bound on the relative error of the masses.
-        """
+        """Splits each outcome between the grid points beside its ratio."""
         positive = (p > FLUSH) & (q > FLUSH)
         zero, infinity = float(q[~positive].sum()), float(p[~positive].sum())
         if not positive.any():  # an atom at X = 1 adds to no delta
@@ -130,11 +115,6 @@ class UpperRatio(LikelihoodRatio):
         """Returns the weighted mean of X and Y, bounded from above.
 
         It is (count X + others Y) / (count + others); sums are split between grid points.
-
-        Args:
-          count: Weight of X, this law's.
-          other: Law of Y, independent of X.
-          others: Weight of Y.
         """
         total, grid = count + others, self.sum_grid(count, other, others)
         first, second = (
@@ -169,11 +149,6 @@ class UpperRatio(LikelihoodRatio):
         """Returns the weighted mean of X and 1, on another grid.
 
         It is (count X + others) / (count + others): X = 0 becomes a positive value, infinity stays.
-
-        Args:
-          count: Weight of X, >= 1.
-          others: Weight of the constant 1, >= 1.
-          step: Grid step of the result, in log X.
         """
         constant_share = others / (count + others)
         q, p = np.append(self.q, self.zero), np.append(self.p, 0.0)

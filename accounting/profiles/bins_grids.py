@@ -80,21 +80,11 @@ class BinsGrids:
         return self._grid(self.coarsest, point).finest(_most_work(point))
 
     def upper(self, resolution: float, point: Point) -> Side:
-        """Returns an upper bound (see `Grids`).
-
-        Args:
-          resolution: Fineness of the grid, in proportion to its step.
-          point: Point at which the bound is to be sharp.
-        """
+        """Returns an upper bound (see `Grids`)."""
         return self._side(UpperRatio, composed_upper, resolution, point)
 
     def lower(self, resolution: float, point: Point) -> Side:
-        """Returns a lower bound (see `Grids`).
-
-        Args:
-          resolution: Fineness of the grid, in proportion to its step.
-          point: Point at which the bound is to be sharp.
-        """
+        """Returns a lower bound (see `Grids`)."""
         return self._side(LowerRatio, composed_lower, resolution, point)
 
     def _grid(self, resolution: float, point: Point) -> _Grid:
@@ -106,8 +96,7 @@ class BinsGrids:
     ) -> Side:
         """Returns one side's bound: draws are composed by tilted FFT where its error is negligible.
 
-        Or where direct convolutions, which keep relative accuracy at any delta, would take too
-        long.
+        Or where direct convolutions, of relative accuracy at any delta, would take too long.
         """
         if point.delta <= _SMALLEST_DELTA:
             raise GridError("delta is so small that masses leave the range of doubles")
@@ -165,12 +154,7 @@ class _Grid(NamedTuple):
         return finer[beyond - 1]
 
     def steps(self, times: int, bins: int) -> tuple[float, ...]:
-        """Returns the grid step after each doubling of the bins.
-
-        Args:
-          times: Number of releases of each bin.
-          bins: Largest number of bins.
-        """
+        """Returns the grid step after each doubling of the bins."""
         first, halvings, _ = _steps(self.sigma, self.kinds)
         halved = halvings[times][: bins.bit_length()]
         return tuple(self.resolution * first / 2.0**h for h in halved)
@@ -181,10 +165,7 @@ class _Grid(NamedTuple):
         return self.resolution * first / 2.0**last
 
     def last_step(self) -> float:
-        """Returns the step that leaves at most _MOST_ATOMS atoms.
-
-        Assignments are composed on it.
-        """
+        """Returns the composition's step, of at most _MOST_ATOMS atoms."""
         step, span = self.wanted_step(), self._diluted_span()
         while span > _MOST_ATOMS * step:
             step *= 2.0

@@ -73,10 +73,6 @@ class RepeatedGrids:
         """Returns an upper bound (see `Grids`).
 
         Its tails are of no consequence to delta.
-
-        Args:
-          resolution: Fineness of the grid, in proportion to its step.
-          point: Point at which the bound is to be sharp.
         """
         tail = _tail(point)
         while True:
@@ -104,12 +100,7 @@ class RepeatedGrids:
         return Side(lambda epsilon: min(side.curve(epsilon), power.delta(epsilon)))
 
     def lower(self, resolution: float, point: Point) -> Side:
-        """Returns the largest of several laws' lower bounds.
-
-        Args:
-          resolution: Fineness of the grid, in proportion to its step.
-          point: Point at which the bound is to be sharp.
-        """
+        """Returns the largest of several laws' lower bounds."""
         tail = max(_tail(point) / self.steps, 1e-300)
         ratios = self.lower_ratios(self._step(resolution), tail)
         laws = [[(law, self.steps), *release_ratio(self.release, law, tail)] for law in ratios]

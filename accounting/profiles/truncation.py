@@ -53,10 +53,6 @@ class Flagged(NamedTuple):
 
         The first bound of at most `negligible` is returned, or the sharpest: the probability alone,
         then a rough delta of such a run, then a sharper one.
-
-        Args:
-          epsilon: Epsilon at which delta is bounded.
-          negligible: Delta at which no sharper bound is computed.
         """
         weight = charged = _exp(self.log_probability)
         for tolerance in _SHARPER:
