@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -361,6 +362,28 @@ def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
         repetition = f"r{number}" if seed is None else f"seed{seed}"
         runs.append(PlannedRun(name, spec, folder / f"{name}-{repetition}"))
     return runs
+
+
+def with_insecure_seed(content: bytes, seed: int, where: str) -> bytes:
+    """Returns a sweep's file with seeds in place of repetitions, as many and from `seed` on.
+
+    Args:
+      content: Content of the file.
+      seed: First seed; every run becomes reproducible, and no run has a guarantee.
+      where: Path of the file, for error messages.
+
+    Raises:
+      ValueError: If the file is invalid, or a seed is above 2**32 - 1.
+    """
+    sweep = Sweep.parse(content, where)
+    count = sweep.repetitions or len(sweep.insecure_seeds)
+    seeds = list(range(seed, seed + count))
+    key = re.compile(
+        rb"^[ \t]*(?:repetitions[ \t]*=[^\n]*|insecure_seeds[ \t]*=[ \t]*\[[^\]]*\])", re.MULTILINE
+    )
+    seeded = key.sub(f"insecure_seeds = {seeds}".encode(), content, count=1)
+    Sweep.parse(seeded, f"{where} with --insecure-seed")
+    return seeded
 
 
 def tables(content: bytes, where: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from experiments.results.draw import draw, draw_rows
 from experiments.results.metrics import Headline
 from experiments.results.table import read
 from experiments.sweeps import engine, private
-from experiments.sweeps.config import Sweep, file_of
+from experiments.sweeps.config import Sweep, file_of, with_insecure_seed
 
 DEVICES = (1, 2, 4, 8, 64)
 """Numbers of devices for which `--dry-run` prints the hours."""
@@ -30,6 +30,8 @@ def sweep(config: questions.Sweep) -> None:
         return _select(config)
     file = file_of(config.config)
     content = file.read_bytes()
+    if config.insecure_seed is not None:
+        content = with_insecure_seed(content, config.insecure_seed, str(file))
     parsed = Sweep.parse(content, str(file))
     with Console() as console:
         console.progress("starting")

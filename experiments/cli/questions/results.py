@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from accounting.records import Count
+from accounting.records import Count, Ge, Lt
 from experiments.cli import outputs
 from experiments.cli.options import PLACE
 from experiments.cli.questions import Drawn, Question
@@ -157,6 +157,8 @@ class Sweep(Shown):
       private: Release only the best of a random number of trials, and price the selection. Keep
         secret how long it takes, and the folder until it is finished.
       dry_run: Train nothing; print runs, steps, and hours estimated from a few timed steps.
+      insecure_seed: Make every run reproducible to the bit: repetition k has this seed plus k. No
+        run has a guarantee. Default: fresh noise and draws from the operating system.
       workers: Number of runs at once, each with its share of the cores. Default: one per core on a
         CPU, else 1.
     """
@@ -166,6 +168,7 @@ class Sweep(Shown):
     out: Path | None = None
     private: bool = False
     dry_run: bool = False
+    insecure_seed: Annotated[int | None, Ge(0), Lt(2**32)] = None
     workers: Count | None = None
 
     def check(self) -> None:
@@ -178,11 +181,13 @@ class Sweep(Shown):
             return
         if self.out is None or self.dry_run:
             raise ValueError("--private needs --out, and has no --dry-run: its trials are random")
-        for option in ("headline", "better", "workers"):
+        reasons = {
+            "headline": "the file has a score",
+            "better": "the file has a score",
+            "insecure_seed": "its trials are secret",
+            "workers": "trials run one after another",
+        }
+        for option, why in reasons.items():
             if getattr(self, option) is not None:
-                why = (
-                    "trials run one after another"
-                    if option == "workers"
-                    else "the file has a score"
-                )
-                raise ValueError(f"--{option} does not go with --private: {why}")
+                flag = option.replace("_", "-")
+                raise ValueError(f"--{flag} does not go with --private: {why}")

@@ -8,7 +8,7 @@ import pytest
 from dpsgd import Settings
 from experiments.cli.questions.results import Sweep as SweepQuestion
 from experiments.results.table import AXES
-from experiments.sweeps.config import SHIPPED, Sweep, plan
+from experiments.sweeps.config import SHIPPED, Sweep, plan, with_insecure_seed
 from experiments.sweeps.engine import task_of
 from samplers.settings import SETTINGS
 
@@ -54,6 +54,23 @@ def test_explicit_seeds_make_every_run_insecure():
     runs = planned(GRID, 'title = "t"\ninsecure_seeds = [5, 6]\n')
     assert {run.spec.insecure_seed for run in runs} == {5, 6}
     assert all(name.rpartition("-seed")[2] in ("5", "6") for name in names(runs))
+
+
+SEEDED = ["repetitions = 2", "  repetitions=2  # of each", "insecure_seeds = [\n  5,\n  9,\n]"]
+
+
+@pytest.mark.parametrize("line", SEEDED)
+def test_an_insecure_seed_takes_the_place_of_repetitions(line):
+    content = f'title = "repetitions = 3"\n{line}\n{GRID}'.encode()
+    seeded = Sweep.parse(with_insecure_seed(content, 70, "sweep.toml"), "sweep.toml")
+    assert seeded.insecure_seeds == (70, 71)
+    former = Sweep.parse(content, "sweep.toml")
+    assert (seeded.title, seeded.grid) == (former.title, former.grid)
+
+
+def test_an_insecure_seed_that_overflows_is_refused():
+    with pytest.raises(ValueError, match="with --insecure-seed: insecure_seeds"):
+        with_insecure_seed((HEAD + GRID).encode(), 2**32 - 1, "sweep.toml")
 
 
 @pytest.mark.parametrize("one", ['"shuffle"', '{ name = "shuffle", order = "fixed" }'])
