@@ -25,6 +25,10 @@ def check_attempts(attempts: Sequence[Attempt], num_steps: int) -> list[list[ran
     >>> check_attempts([range(0, 20), [range(30, 40), range(15, 20)]], num_steps=40)
     [[range(0, 20)], [range(15, 20), range(30, 40)]]
 
+    Args:
+      attempts: Steps of each attempt.
+      num_steps: Number of steps of the run.
+
     Raises:
       ValueError: If there is no attempt, or a range is empty, leaves the run, or overlaps another
         range of its attempt.
@@ -110,6 +114,10 @@ def entered_epochs(ranges: Sequence[range], steps_per_epoch: int) -> list[range]
 
     >>> entered_epochs([range(9, 11), range(45, 46)], steps_per_epoch=10)
     [range(0, 20), range(40, 50)]
+
+    Args:
+      ranges: Sorted steps of one attempt.
+      steps_per_epoch: Number T of steps of one epoch.
     """
     length, merged = steps_per_epoch, list[range]()
     for steps in ranges:

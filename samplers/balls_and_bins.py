@@ -91,12 +91,7 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
         return truncated_bins(profile, self.cap(self.shard_batch_size))
 
     def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
-        """Returns the cost with batches cut to `max_batch_size`.
-
-        Args:
-          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
-          max_batch_size: Largest number B of examples of a shard's part of a batch.
-        """
+        """Returns the cost with batches cut to `max_batch_size`."""
         return truncated_bins(self._untruncated(noise_multiplier), self.cap(max_batch_size))
 
     def _untruncated(self, noise_multiplier: float) -> BallsAndBinsProfile:
@@ -122,13 +117,7 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
         )
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Draws the rows of one chunk: a bin for each example.
-
-        Args:
-          seed: The sampling secret, an integer >= 0 of any size.
-          epoch: Epoch, counted from 0.
-          chunk: Chunk of `CHUNK` examples, counted from 0.
-        """
+        """Draws the rows of one chunk: a bin for each example."""
         rows = self.chunk_range(chunk)
         key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), chunk)
         examples = np.arange(rows.start, rows.stop, dtype=example_dtype(self.num_examples))

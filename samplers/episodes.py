@@ -108,23 +108,12 @@ class EpisodeSampler(BatchSampler, abc.ABC):
         """
 
     def plan(self, seed: int, epoch: int) -> EpochPlan:
-        """Draws one episode.
-
-        Args:
-          seed: The sampling secret, an integer >= 0 of any size.
-          epoch: Epoch, which is one step.
-        """
+        """Draws one episode: an epoch is one step."""
         members = self.members(seed, epoch)
         return EpochPlan(np.array([0, members.size], np.int64), members)
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Returns the rows of one chunk, after drawing the whole episode.
-
-        Args:
-          seed: The sampling secret, an integer >= 0 of any size.
-          epoch: Epoch, which is one step.
-          chunk: Chunk of `CHUNK` examples, counted from 0.
-        """
+        """Returns the rows of one chunk, after drawing the whole episode."""
         return self.plan(seed, epoch).rows(self.chunk_range(chunk))
 
 

@@ -73,12 +73,7 @@ class FullBatch(InOrder):
         return -(-self.num_examples // self.padded_batch_size)
 
     def plan(self, seed: int, epoch: int) -> EpochPlan:
-        """Returns the one step of an epoch: all rows.
-
-        Args:
-          seed: Unused, as nothing is random.
-          epoch: Unused, as all epochs are equal.
-        """
+        """Returns the one step of an epoch: all rows."""
         del seed, epoch
         n = self.num_examples
         return EpochPlan(np.array([0, n]), np.arange(n, dtype=np.int32))

@@ -132,12 +132,7 @@ class Multistage(EpisodeSampler):
         return worst_leaf(noise_multiplier, self.steps, self.draws[:level], paths, clipped)
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
-        """Returns a warning where sums reveal the drawn units.
-
-        Args:
-          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
-          delta: Unused.
-        """
+        """Returns a warning where sums reveal the drawn units."""
         count = math.prod(self.draws[1 : min(self._clipped, self._protected)])
         if count == 1 or 2 * count <= noise_multiplier:
             return ()

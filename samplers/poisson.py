@@ -120,13 +120,7 @@ class Poisson(VariableBatchSampler):
         )
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Draws the rows of one chunk by independent trials.
-
-        Args:
-          seed: The sampling secret, an integer >= 0 of any size.
-          epoch: Epoch, counted from 0.
-          chunk: Chunk of `CHUNK` examples, counted from 0.
-        """
+        """Draws the rows of one chunk by independent trials."""
         rows = self.chunk_range(chunk)
         rate = exponential_rate(
             1 - Fraction(self.cycle_length * self.batch_size, self.num_examples)

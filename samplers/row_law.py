@@ -152,6 +152,11 @@ class RandomOrders(_Orders):
 
         Within one shard, s (s - 1) / (n (n - 1)) for s of its n rows in the batch; across two
         shards, the product of both rates.
+
+        Args:
+          first: Examples i: integers of any shape.
+          second: Examples j, different from i.
+          steps: Steps t of an epoch.
         """
         shards, taken = self.shards.shard_of(first), self._taken(self.shards.shard_of(first), steps)
         num_partners = np.maximum(1, self.shards.size(shards) - 1)

@@ -113,12 +113,7 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         return self.steps_per_epoch if not self.redrawn else 1
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
-        """Returns a warning with the epsilon that Poisson accounting would claim.
-
-        Args:
-          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
-          delta: Delta of the guarantee.
-        """
+        """Returns a warning with the epsilon that Poisson accounting would claim."""
         q = self.batch_size / self.num_examples
         claimed = epsilon(PoissonProfile(noise_multiplier, q, self.num_steps), delta)
         cost = epsilon(self.privacy(noise_multiplier), delta)
@@ -191,13 +186,7 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         )
 
     def shard_plan(self, seed: int, epoch: int, shard: int) -> EpochPlan:
-        """Draws a shard's part of one epoch.
-
-        Args:
-          seed: The sampling secret, an integer >= 0 of any size.
-          epoch: Epoch, counted from 0.
-          shard: Index of the shard.
-        """
+        """Draws a shard's part of one epoch."""
         order = self.shuffled(seed, epoch, shard)
         starts = self.shards.batch_starts(shard, self.batch_size, self.steps_per_epoch)
         for step in range(self.steps_per_epoch):
@@ -205,13 +194,7 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         return EpochPlan(starts, order)
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Returns the rows of one chunk, after drawing its shards.
-
-        Args:
-          seed: The sampling secret, an integer >= 0 of any size.
-          epoch: Epoch, counted from 0.
-          chunk: Chunk of `CHUNK` examples, counted from 0.
-        """
+        """Returns the rows of one chunk, after drawing its shards."""
         rows, shards = self.chunk_range(chunk), self.shards
         first, last = shards.shard_of(np.array([rows.start, rows.stop - 1]))
         entries = []

@@ -17,20 +17,12 @@ AREAS = tuple(dict.fromkeys(case.area for case in CASES))
 
 
 def cases_of(area: str) -> list[Case]:
-    """Returns the cases of an area.
-
-    >>> [case.name for case in cases_of("size")]
-    ['size']
-    """
+    """Returns the cases of an area."""
     return [case for case in CASES if case.area == area]
 
 
 def parser_of(area: str) -> argparse.ArgumentParser:
-    """Returns an area's option parser, with its cases' settings.
-
-    >>> parser_of("size").parse_args(["--quick"]).quick
-    True
-    """
+    """Returns an area's option parser, with its cases' settings."""
     cases = cases_of(area)
     listed = (
         f"  {case.name:32} about {case.seconds:.0f} s{', only by -k' * case.opt_in}"

@@ -52,13 +52,7 @@ def timed(work: Callable[[], Any], rounds: int = 1) -> tuple[Any, list[float]]:
 
 
 def interval(sigma: float, bar: str, rounds: int = 3) -> Iterator[Figure]:
-    """Measures an interval of epsilon and its width.
-
-    Args:
-      sigma: Noise multiplier.
-      bar: Bar of the CPU seconds, such as "<= 1.5".
-      rounds: Number of rounds.
-    """
+    """Measures an interval of epsilon and its width."""
     profile = BallsAndBinsProfile(sigma, 36_000)
     bound, spent = timed(functools.partial(profile.epsilon, DELTA), rounds)
     row = figure_at(f"sigma {sigma:g}, T 36000")
@@ -77,12 +71,7 @@ def calibration(rounds: int = 3) -> Iterator[Figure]:
 
 
 def advantage(bins: int, epochs: int) -> Iterator[Figure]:
-    """Measures the calibration of balls-and-bins to an attack advantage.
-
-    Args:
-      bins: Number T of batches of an epoch.
-      epochs: Number E of epochs.
-    """
+    """Measures the calibration of balls-and-bins to an attack advantage."""
     privacy = functools.partial(BallsAndBinsProfile, bins=bins, epochs=epochs)
     noise, spent = timed(functools.partial(calibrate_advantage, privacy, advantage=ADVANTAGE))
     bound = attack_advantage(privacy(noise))

@@ -94,11 +94,7 @@ class Case(NamedTuple):
     opt_in: bool = False
 
     def function(self) -> Callable[..., Any]:
-        """Imports and returns the function that measures the case.
-
-        >>> Case("size", "size", "size.size").function().__name__
-        'size'
-        """
+        """Imports and returns the function that measures the case."""
         module, name = self.measure.split(".")
         return getattr(importlib.import_module(f"experiments.benchmarks.{module}"), name)
 

@@ -13,15 +13,7 @@ CASES: list[Case] = []
 def add(
     area: str, name: str, measure: str, *, of: dict[str, Any] | None = None, **rest: Any
 ) -> None:
-    """Adds a case to the table.
-
-    Args:
-      area: Area of the command.
-      name: First part of the name.
-      measure: Generator function of figures, as "module.function" of this package.
-      of: Arguments that are part of both name and setting.
-      **rest: Other fields of the case.
-    """
+    """Adds a case to the table; `of` is part of its name and setting."""
     words = [name, *(f"{key} {value}" for key, value in (of or {}).items())]
     setting = {**(of or {}), **rest.pop("setting", {})}
     CASES.append(Case(area, ", ".join(words).replace("_", " "), measure, setting, **rest))

@@ -93,12 +93,7 @@ def _raw(folder: Path, format: str, rows: int) -> tuple[list[Path], Any]:
 
 
 def batches(way: str, rows: int) -> Iterator[Figure]:
-    """Measures the drawing of batch files by Poisson sampling.
-
-    Args:
-      way: "here", or "beam" for Beam's local runner.
-      rows: Number of rows; rates below `ENOUGH` rows have no bar.
-    """
+    """Measures the drawing of batch files by Poisson sampling, see `stores`."""
     if way == "beam":
         require("apache_beam")
     seconds, counts = [], []

@@ -20,15 +20,7 @@ STEP_SECONDS = 0.7e-3
 def draw(
     sampler: str, batch_size: int, rows: int, bar: str, batches: int = 100
 ) -> Iterator[Figure]:
-    """Measures the draw of an epoch and of its batches.
-
-    Args:
-      sampler: Name of a class of `samplers`.
-      batch_size: Expected batch size.
-      rows: Number of examples.
-      bar: Bar of the milliseconds of a batch.
-      batches: Number of batches that are measured.
-    """
+    """Measures the draw of an epoch and of its batches."""
     source = BatchSource(getattr(samplers, sampler)(rows, batch_size), seed=0)
     row = figure_at(f"{sampler}, n {rows / 1e6:g}M, batch {batch_size}")
     epoch_seconds = Spent.measure(lambda: source.passes(0)).cpu_seconds
@@ -43,11 +35,6 @@ def waiting(sampler: str, batch_size: int, rows: int) -> Iterator[Figure]:
 
     A thread makes blocks while the main thread sleeps in place of an accelerator, which needs a
     spare core. The first draw, for which every run waits, does not count.
-
-    Args:
-      sampler: Name of a class of `samplers`.
-      batch_size: Expected batch size.
-      rows: Number of examples.
     """
     drawn_by = getattr(samplers, sampler)(rows, batch_size, epochs=2)
     source = BatchSource(drawn_by, seed=0, read_ahead=True)
@@ -69,12 +56,7 @@ def shards(
 ) -> Iterator[Figure]:
     """Measures the draw of one shard, or the cost of all.
 
-    Args:
-      what: "draw" for one shard's epoch, "cost" for the privacy cost.
-      sampler: Name of a class of `samplers`.
-      rows: Number of examples of all shards.
-      batch_size: Expected batch size of all shards.
-      num_shards: Number of shards.
+    `what` is "draw" or "cost"; `rows` and `batch_size` count all shards.
     """
     configured = getattr(samplers, sampler)(rows, batch_size, num_shards=num_shards)
     process = alone(_draw_shard if what == "draw" else _cost, configured)

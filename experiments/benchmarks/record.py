@@ -40,12 +40,6 @@ class Record:
         """Measures one case, and records an error in one line.
 
         A case is left out if its estimate exceeds the remaining time.
-
-        Args:
-          case: Case to measure.
-          command: Command that measures it again.
-          given: Arguments that replace the case's.
-          quick: Whether bars of speed are left out.
         """
         setting = {**case.setting, **((case.quick or {}) if quick else {}), **given}
         entry: dict[str, Any] = {
@@ -90,11 +84,7 @@ class Record:
 
 
 def line(row: Figure) -> str:
-    """Returns a figure as a line of text.
-
-    >>> " ".join(line(Figure("time", 2.0, "s", "<= 3", True)).split())
-    'time 2 s (<= 3, holds)'
-    """
+    """Returns a figure as a line of text."""
     value = "not measured" if row.value is None else f"{row.value:.4g}"
     if row.value is not None and abs(row.value) >= 1e4:
         value = f"{row.value:,.0f}"

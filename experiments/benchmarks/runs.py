@@ -70,10 +70,6 @@ def run_of(sampler: str, batch_size: int, epochs: int | None = None, **rest: Any
 def generated(rows: int, model: str) -> Iterator[tuple[Clicks, Path, synthetic.SyntheticSummary]]:
     """Yields a click task on a temporary store of generated rows.
 
-    Args:
-      rows: Number of rows of the store.
-      model: Name of the model's size.
-
     Yields:
       The task, a folder for runs, and the summary of the rows.
     """
@@ -85,13 +81,7 @@ def generated(rows: int, model: str) -> Iterator[tuple[Clicks, Path, synthetic.S
 
 
 def steps_of_run(task: Any, spec: RunSpec, out: Path) -> tuple[dict[str, Any], Spent]:
-    """Trains a run, and returns its record and its steps' time.
-
-    Args:
-      task: Task of the run.
-      spec: Settings of the run.
-      out: Folder of the run.
-    """
+    """Trains a run, and returns its record and its steps' time."""
     marks: dict[str, float] = {}
 
     def mark(line: str) -> None:
@@ -190,12 +180,7 @@ def whole_run(
 ) -> Iterator[Figure]:
     """Measures an epoch of `dpsgd train`: time, epsilon and AUC.
 
-    Args:
-      model: Name of the model's size.
-      rows: Number of training rows.
-      batch_size: Expected number of examples of a batch.
-      tables: Training of tables, "lazy" or "dense".
-      audit: Whether the run is audited first.
+    `tables` is "lazy" or "dense".
     """
     spec = run_of(
         "balls-and-bins", batch_size, 1, target_epsilon=EPSILON, tables=tables, audit=audit
@@ -223,16 +208,8 @@ def audit(
 ) -> Iterator[Figure]:  # fmt: skip
     """Measures an audit of the training program.
 
-    It compares the program with DP-SGD's definition. A device that fails its checks must not train.
-
-    Args:
-      model: Name of the model's size.
-      sampler: Name of the sampler.
-      overflow: Treatment of batches that are too large; empty for the default.
-      tables: Training of tables, "lazy" or "dense".
-      bar: Bar of the CPU time.
-      rows: Number of training rows.
-      batch_size: Expected number of examples of a batch.
+    It compares the program with DP-SGD's definition: a device that fails its checks must not
+    train. `tables` is "lazy" or "dense"; an empty `overflow` is the default.
     """
     spec = run_of(sampler, batch_size, 2, l2_clip_norm=1.0, noise_multiplier=1.0, tables=tables)
     if overflow:

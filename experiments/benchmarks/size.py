@@ -20,11 +20,7 @@ TWO_LONG = {f"files of more than {LONG} lines": 2}
 
 
 def files_of(package: str) -> dict[str, Path]:
-    """Returns a package's files by module name.
-
-    >>> sorted(files_of("samplers"))[:2]
-    ['samplers', 'samplers.attempts']
-    """
+    """Returns a package's files by module name."""
     files = {}
     for file in sorted((ROOT / package).rglob("*.py")):
         names = file.relative_to(ROOT).with_suffix("").parts
@@ -37,10 +33,6 @@ def imports(tree: ast.Module, modules: set[str]) -> set[str]:
 
     >>> imports(ast.parse("import math, os"), {"os", "sys"})
     {'os'}
-
-    Args:
-      tree: Syntax tree of the file.
-      modules: Names of modules to look for.
     """
     names: set[str] = set()
     for node in ast.walk(tree):

@@ -31,13 +31,7 @@ class Times(NamedTuple):
 
 
 def times(make: Mapping[str, Callable[[], Program]], block_steps: int, rounds: int) -> Times:
-    """Measures programs that take turns, then their flushes.
-
-    Args:
-      make: Functions that make the programs, by name.
-      block_steps: Steps of a program's call.
-      rounds: Number of rounds.
-    """
+    """Measures programs that take turns, then their flushes."""
     programs = {name: program() for name, program in make.items()}
     spent = in_turns(programs, rounds, clock())
     late = {name: program.flush for name, program in programs.items() if "lazy" in name}
@@ -181,12 +175,7 @@ def _at_sizes(
 
 
 def noise(size: int, rounds: int = 5) -> Iterator[Figure]:
-    """Measures a step's noise beside `jax.random.normal`.
-
-    Args:
-      size: Number of coordinates of the donated sums.
-      rounds: Number of rounds.
-    """
+    """Measures a step's noise beside `jax.random.normal`."""
     root = RootKey.from_insecure_seed(0)
 
     def stock(implementation: str) -> Callable[[jax.Array, jax.Array], jax.Array]:

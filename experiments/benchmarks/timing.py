@@ -37,10 +37,6 @@ def turns(names: list[str], rounds: int) -> list[str]:
 
     >>> turns(["a", "b"], rounds=1)
     ['b', 'a', 'a', 'b']
-
-    Args:
-      names: Names of the pieces of work.
-      rounds: Number of rounds that count.
     """
     return [name for number in range(rounds + 1) for name in names[:: 1 if number % 2 else -1]]
 

@@ -38,12 +38,6 @@ class ColumnError(ValueError):
 
         >>> str(ColumnError.unexpected("x", "a number", column="age", row=3))
         "column age: found 'x', expected a number"
-
-        Args:
-          value: Value found.
-          expected: Noun phrase of the expected values.
-          column: Name of the column.
-          row: Index of the row, from 0.
         """
         if isinstance(value, str) and len(value) > 40:
             value = f"{value[:40]}..."
@@ -60,10 +54,6 @@ def chronological_split(
     num_rows: int, fractions: tuple[float, float, float] = FRACTIONS
 ) -> dict[str, tuple[int, int]]:
     """Returns the ranges of consecutive "train", "validation" and "test" rows.
-
-    Args:
-        num_rows: Number of rows.
-        fractions: Fractions of the rows that train, validate and test.
 
     >>> chronological_split(25)
     {'train': (0, 20), 'validation': (20, 22), 'test': (22, 25)}
@@ -110,11 +100,6 @@ def random_split(
     >>> split = random_split({"x": np.arange(20)}, 0)
     >>> split["validation"]["x"], split["test"]["x"]
     (array([4, 6]), array([2]))
-
-    Args:
-        columns: Columns of consecutive rows.
-        first_row: Number of the block's first row, see `random_masks`.
-        fractions: Fractions of the rows that train, validate and test.
     """
     masks = random_masks(_numbers(columns, first_row), fractions)
     return {split: taken(columns, mask) for split, mask in masks.items()}
@@ -124,10 +109,6 @@ def random_halves(columns: Columns, first_row: int) -> dict[str, Columns]:
     """Splits a block of rows into "validation" and "test", half each.
 
     The row's number alone decides, as in `random_split`.
-
-    Args:
-        columns: Columns of consecutive rows.
-        first_row: Number of the block's first row.
     """
     low = outputs(_numbers(columns, first_row)) < np.uint64(1 << 63)
     return {"validation": taken(columns, low), "test": taken(columns, ~low)}
@@ -159,10 +140,6 @@ class Split:
 
         >>> Split("chronological").places(100, 50)
         {'train': slice(0, 50, None)}
-
-        Args:
-            first_row: Number of the block's first row.
-            rows: Number of rows of the block.
         """
         if self.order == "chronological":
             return {"train": slice(0, rows)}
@@ -183,20 +160,12 @@ def taken(columns: Columns, rows: np.ndarray | slice) -> Columns:
 
     >>> taken({"x": np.array([5, 6, 7])}, slice(1, None))
     {'x': array([6, 7])}
-
-    Args:
-        columns: Columns of rows.
-        rows: Mask, bool[rows]; indices, int[selected]; or a slice.
     """
     return {name: column[rows] for name, column in columns.items()}
 
 
 def concatenate(blocks: Iterable[Columns]) -> Columns:
-    """Concatenates blocks of rows.
-
-    >>> concatenate([{"x": np.array([1, 2])}, {"x": np.array([3])}])
-    {'x': array([1, 2, 3])}
-    """
+    """Concatenates blocks of rows."""
     blocks = list(blocks)
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
@@ -206,10 +175,6 @@ def blocks_of(columns: Columns, rows: int = 1024) -> Iterator[Columns]:
 
     >>> [block["x"].size for block in blocks_of({"x": np.arange(5)}, rows=2)]
     [2, 2, 1]
-
-    Args:
-        columns: Columns of rows.
-        rows: Number of rows of a block; the last block has the remainder.
     """
     for start in range(0, len(next(iter(columns.values()))), rows):
         yield taken(columns, slice(start, start + rows))

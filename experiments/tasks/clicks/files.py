@@ -364,12 +364,7 @@ class RowFile:
                 yield {name: batch.column(name) for name in wanted}
 
     def located(self, error: ColumnError, first_row: int) -> DataError:
-        """Adds file and line, or row, to the error of a batch.
-
-        Args:
-            error: Error of the batch.
-            first_row: Index of the batch's first row in the file.
-        """
+        """Adds file and line, or row, to the error of a batch."""
         place = {} if error.row is None else self._place(first_row + error.row)
         return DataError(self.path, error.problem, column=error.column, **place)
 

@@ -74,11 +74,6 @@ class Format:
     def open(self, path: Path, *, labelled: bool = True, span: Span | None = None) -> RowFile:
         """Opens a file of rows.
 
-        Args:
-            path: File.
-            labelled: True if the file must have the label column.
-            span: Span of headerless text to read; None for the whole file.
-
         Raises:
             DataError: If the file cannot be read, or lacks a column.
         """
@@ -128,23 +123,12 @@ class Format:
     def write(
         self, out: str | os.PathLike[str], blocks: Iterable[Columns], source: Any, **how: Any
     ) -> Store:
-        """Writes blocks of rows as a new store, see `StoreWriter.write`.
-
-        Args:
-            out: Store to create; complete at the end, or absent.
-            blocks: Blocks of encoded columns, in order.
-            source: Origin of the rows.
-            **how: Further arguments of `StoreWriter.write`.
-        """
+        """Writes blocks of rows as a new store, see `StoreWriter.write`."""
         writer = StoreWriter(out, self.schema, hash_seed=self.hash_seed)
         return writer.write(blocks, self.split, source, **how)
 
     def encoded(self, file: RowFile, labelled: bool = True) -> Iterator[Columns]:
         """Yields the rows of an opened file as encoded columns.
-
-        Args:
-            file: Opened file.
-            labelled: True to include the labels.
 
         Raises:
             DataError: For the first row that does not have the format.
@@ -189,10 +173,6 @@ class Format:
 
         Numbers become ``Schema.transformed`` numbers, categories their hashed ids or the indices of
         their declared values, and missing values 0.
-
-        Args:
-            batch: Arrays by column.
-            label: Column of the label; None for columns without labels.
 
         Raises:
             ColumnError: For the first unreadable column, with its first such row.
@@ -272,10 +252,6 @@ class Format:
 
         Missing values are empty texts.
 
-        Args:
-            path: File.
-            column: Name of any column of the file.
-
         Raises:
             DataError: If the file cannot be read, or has no such column.
         """
@@ -309,13 +285,6 @@ def _array(values: Any, column: str) -> pa.Array:
 def texts(array: pa.Array, column: str) -> pa.Array:
     """Converts a column to texts.
 
-    >>> texts(pa.array([1, None]), "user").to_pylist()
-    ['1', None]
-
-    Args:
-        array: Values of the column.
-        column: Name of the column, for the error.
-
     Raises:
         ColumnError: If the values have no text form.
     """
@@ -329,13 +298,7 @@ def texts(array: pa.Array, column: str) -> pa.Array:
 
 
 def table_format(schema: Schema, hash_seed: int = 0, split: Split = RANDOM) -> Format:
-    """Returns the format of a table in files or in memory.
-
-    Args:
-        schema: Columns of the table, with the label.
-        hash_seed: Public seed of the hash of categories.
-        split: Split of the rows.
-    """
+    """Returns the format of a table in files or in memory."""
     bounds, missing = schema.label_bounds, schema.missing
     kinds: dict[str, Kind] = {
         schema.label: Clipped(*bounds) if bounds else Label(schema.classes),
@@ -463,10 +426,6 @@ FORMATS = {format.schema.name: format for format in (DISPLAY, SEARCH)}
 
 def format_of(schema: Schema, hash_seed: int = 0) -> Format:
     """Returns the format of raw rows of a schema.
-
-    Args:
-        schema: Columns of the rows.
-        hash_seed: Public seed of the hash of categories.
 
     Raises:
         ValueError: If no format has this schema.

@@ -341,11 +341,7 @@ def _as_text(value: pa.Scalar) -> str | None:
 
 
 def extents(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns offsets and lengths of texts, in bytes.
-
-    >>> extents(pa.array(["ab", "c"]))[1]
-    array([2, 1], dtype=int32)
-    """
+    """Returns offsets and lengths of texts, in bytes."""
     offsets = np.frombuffer(texts.buffers()[1] or b"\0\0\0\0", np.int32)
     offsets = offsets[texts.offset : texts.offset + len(texts) + 1]
     return offsets[:-1], np.diff(offsets)
@@ -380,10 +376,6 @@ def absent(texts: pa.Array, missing: Sequence[str] = ()) -> np.ndarray:
 
     >>> absent(pa.array(["a", "", None, "-1"]), missing=("-1",))
     array([False,  True,  True,  True])
-
-    Args:
-        texts: Texts, Arrow strings: [rows].
-        missing: Texts that stand for a missing value, beside the empty one.
     """
     mask = extents(texts)[1] == 0
     if texts.null_count:

@@ -71,12 +71,7 @@ class ClickModel(nnx.Module):
         )
 
     def __call__(self, rows: dict[str, jax.Array], example: dict[str, jax.Array]) -> jax.Array:
-        """Returns the logits of one example, see `Target`.
-
-        Args:
-          rows: Rows of the embedding table, as `table_lookups` names them.
-          example: Columns of one row of the store.
-        """
+        """Returns the logits of one example, see `Target`."""
         config, schema = self.config, self.schema
         looked_up = rows[TABLE]
         numbers = encoded_numbers(schema, config.bins, example)
@@ -99,11 +94,6 @@ def table_lookups(
     """Returns the indices of the table rows that an example reads.
 
     They are int32[categories], by the table's name.
-
-    Args:
-      config: Sizes of the model.
-      schema: Columns of the example.
-      example: Columns of one row of the store.
     """
     buckets = config.max_buckets
     masks, offsets = public((schema.fold_masks(buckets), schema.table_offsets(buckets)))
@@ -149,11 +139,6 @@ def encoded_numbers(schema: Schema, bins: int, example: dict[str, jax.Array]) ->
     the range, and constant beyond. All are 0 for a missing number, which has one more feature. A
     number without bounds is one feature. With the transform "both" the features, with half of B,
     exist for the logarithm and for the number.
-
-    Args:
-      schema: Columns of the example.
-      bins: Number B of pieces; 0 for plain numbers.
-      example: Columns of one row.
     """
     x, missing = example["integers"], example["integers_missing"].astype(jnp.float32)
     binned = [j for j, name in enumerate(schema.integers) if bins and name in schema.bounded]
@@ -181,12 +166,7 @@ def _initialiser(config: ModelConfig, schema: Schema) -> Callable[[jax.Array], C
 def shaped(
     config: ModelConfig, schema: Schema
 ) -> tuple[PyTree, Callable[[PyTree, dict[str, jax.Array], PyTree], jax.Array]]:
-    """Returns the parameters' shapes, and (params, rows, example) -> logits.
-
-    Args:
-      config: Sizes of the model.
-      schema: Columns that the model reads.
-    """
+    """Returns the parameters' shapes, and (params, rows, example) -> logits."""
     return split_module(nnx.eval_shape(lambda: ClickModel(config, schema, nnx.Rngs(0))))
 
 
@@ -207,12 +187,7 @@ class PureFunctions(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
-    """Returns the model's functions, cached so that programs compile once.
-
-    Args:
-      config: Sizes and loss of the model.
-      schema: Columns that the model reads.
-    """
+    """Returns the model's functions, cached so that programs compile once."""
     target, (_, apply) = schema.target.robust(config.huber), shaped(config, schema)
     lookups = functools.partial(table_lookups, config, schema)
 

@@ -43,12 +43,7 @@ class ModelConfig:
 
 
 def check_power_of_two(what: str, value: int) -> None:
-    """Raises ValueError unless `value` is a valid bucket count.
-
-    Args:
-      what: Name of the value, with which the message begins.
-      value: Number of buckets.
-    """
+    """Raises ValueError unless `value` is a valid bucket count."""
     if not 1 <= value <= 1 << 30 or value & (value - 1):
         raise ValueError(f"{what} must be a power of two between 1 and 2^30, got {value}")
 

@@ -64,12 +64,7 @@ def file_names(schema: Schema) -> list[str]:
 
 
 def empty_columns(schema: Schema, rows: int) -> Columns:
-    """Returns uninitialised columns of a store.
-
-    Args:
-        schema: Columns of the rows.
-        rows: Number of rows.
-    """
+    """Returns uninitialised columns of a store."""
     return {
         name: np.empty(_shape(rows, width), dtype)
         for name, (dtype, width) in columns_of(schema).items()
@@ -78,12 +73,6 @@ def empty_columns(schema: Schema, rows: int) -> Columns:
 
 def map_column(path: Path, dtype: np.dtype, width: int | None, rows: int) -> np.ndarray:
     """Returns a column of a raw file, read-only and memory-mapped.
-
-    Args:
-        path: File of the column's bytes.
-        dtype: Dtype of the column.
-        width: Values of a row; None for a vector.
-        rows: Number of rows.
 
     Raises:
         StoreError: If the file is missing or has another size.
@@ -106,9 +95,6 @@ def map_column(path: Path, dtype: np.dtype, width: int | None, rows: int) -> np.
 
 def row_bytes(dtype: np.dtype, width: int | None) -> int:
     """Returns the size of one row of a column, in bytes.
-
-    >>> row_bytes(np.dtype("<f4"), 13)
-    52
 
     Args:
         dtype: Dtype of the column.
@@ -366,10 +352,6 @@ class StoreWriter:
     def append(self, columns: Columns, split: str) -> None:
         """Adds rows to a split, in order.
 
-        Args:
-            columns: Columns of a store, with any number of rows.
-            split: Name of the split.
-
         Raises:
             ValueError: If a column is absent or has another dtype or shape.
             StoreError: If they cannot be written.
@@ -414,9 +396,6 @@ class StoreWriter:
     def complete(self, source: Mapping[str, Any]) -> Store:
         """Writes the manifest, renames the folder and opens the store.
 
-        Args:
-            source: Origin of the rows, as JSON.
-
         Raises:
             StoreError: If a split has no rows, or the disk is full.
         """
@@ -446,12 +425,7 @@ class StoreWriter:
 
 @contextlib.contextmanager
 def one_line_errors(out: Path, rows: Callable[[], int] = lambda: 0) -> Iterator[None]:
-    """Converts an OSError into a StoreError of one line.
-
-    Args:
-        out: Path that is written.
-        rows: Function that returns the number of rows written so far.
-    """
+    """Converts an OSError into a StoreError of one line."""
     try:
         yield
     except OSError as error:

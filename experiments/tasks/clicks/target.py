@@ -79,12 +79,7 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def generated(self, rng: np.random.Generator, count: int) -> Array:
-        """Returns labels of synthetic probe rows.
-
-        Args:
-          rng: Random generator.
-          count: Number of rows.
-        """
+        """Returns labels of synthetic probe rows."""
 
     def robust(self, huber: float) -> Target:
         """Returns the target with Huber's loss; itself for 0.
@@ -253,10 +248,6 @@ class Number(Target):
 
         >>> float(Number((0.0, 5.0)).loss(np.float32(0.0), np.float32(5.0)))
         1.0
-
-        Args:
-          logits: Logit of the row, float32[].
-          label: Label of the row, float32[].
         """
         import optax
 

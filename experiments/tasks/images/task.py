@@ -41,10 +41,6 @@ class ImageModels(Models):
 
         A diverged model has NaN.
 
-        Args:
-          params: Parameters of the network.
-          blocks: Blocks of labelled rows.
-
         Raises:
           ValueError: If there are no rows, or too few.
         """
@@ -55,11 +51,6 @@ class ImageModels(Models):
         self, path: Path, *, labelled: bool = True, split: str | None = None
     ) -> Iterator[PyTree]:
         """Yields the images of a data set or split in blocks.
-
-        Args:
-          path: NumPy archive, or version directory of a data set.
-          labelled: True to include the labels.
-          split: Name of the split; by default all rows.
 
         Raises:
           ValueError: If the images cannot be read, or do not fit the network.
@@ -91,10 +82,6 @@ class ImageModels(Models):
     @staticmethod
     def described(description: Mapping[str, Any], where: str = "task") -> ImageModels:
         """Returns the networks of a described task, without its images.
-
-        Args:
-          description: Description of the task, as `describe` returns it.
-          where: Location of the description, for messages.
 
         Raises:
           ValueError: If `description` is invalid; the message begins with `where`.

@@ -30,11 +30,6 @@ def init(num_items: int, rank: int, seed: int = 0) -> Params:
 
     >>> {name: x.shape for name, x in init(num_items=3, rank=2).items()}
     {'bias': (3,), 'factor': (3, 2)}
-
-    Args:
-      num_items: Number of items of the catalogue.
-      rank: Number of factors of an item.
-      seed: Seed of the factors.
     """
     factors = 0.1 * np.random.default_rng(seed).normal(size=(num_items, rank))
     return {"bias": jnp.zeros(num_items), "factor": jnp.asarray(factors, jnp.float32)}
@@ -68,11 +63,7 @@ def errors(items: Params, own: jax.Array, user: Any) -> jax.Array:
 
 
 def lookups(row: Any) -> dict[str, Any]:
-    """Returns the item indices to look up, by parameter name.
-
-    >>> lookups({"item": 7})
-    {'bias': 7, 'factor': 7}
-    """
+    """Returns the item indices to look up, by parameter name."""
     return {"bias": row["item"], "factor": row["item"]}
 
 

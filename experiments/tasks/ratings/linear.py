@@ -94,9 +94,6 @@ class LinearRatings:
         """Returns the clip norm tau / 2.
 
         It was the best of tau / 2, tau and 2 tau on MovieLens 100K.
-
-        >>> LinearRatings.clip(4)
-        2.0
         """
         return 0.5 * cap
 
@@ -142,12 +139,7 @@ class LinearRatings:
         return CLASS[index]
 
     def law(self, cap: int, epsilon: float) -> np.ndarray:
-        """Returns the probabilities of `choose`, in floating point. NOT PRIVATE.
-
-        Args:
-          cap: Number tau >= 1 of ratings that count for each user.
-          epsilon: Privacy cost of a draw.
-        """
+        """Returns the probabilities of `choose`, in floating point. NOT PRIVATE."""
         sums = self._capped_sums(cap)
         weights = np.exp(-epsilon / (cap * UNITS) * (sums - sums.min()))
         return weights / weights.sum()

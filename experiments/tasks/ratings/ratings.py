@@ -106,10 +106,6 @@ def _parse(line: str, where: str, labelled: bool) -> list[int]:
 def of_split(table: Ratings, split: str | None) -> Ratings:
     """Returns the ratings of a split's users, or all ratings.
 
-    Args:
-      table: Ratings.
-      split: Name of the split; None for all users.
-
     Raises:
       ValueError: If the split is unknown.
     """
@@ -170,11 +166,6 @@ def synthetic(seed: int = 0, num_users: int = 4000, num_items: int = 200) -> Rat
     >>> ratings = synthetic(num_users=3, num_items=30)
     >>> ratings.num_items, int(ratings.rating.min()) >= 1, int(ratings.rating.max()) <= 5
     (30, True, True)
-
-    Args:
-      seed: Seed of the draw.
-      num_users: Number of users.
-      num_items: Number of items.
     """
     rng = np.random.default_rng(seed)
     activity = np.sqrt(20 / np.arange(1, num_users + 1))

@@ -53,11 +53,7 @@ class FactorizedRatings:
 
     @staticmethod
     def clip(cap: int) -> float:
-        """Returns the clip norm 0.7 sqrt(tau); tau gradients are orthogonal.
-
-        >>> round(FactorizedRatings.clip(4), 3)
-        1.4
-        """
+        """Returns the clip norm 0.7 sqrt(tau); tau gradients are orthogonal."""
         return 0.7 * math.sqrt(cap)
 
     def error(self, params: Any) -> float:

@@ -54,11 +54,6 @@ class RatingModels(Models):
 
         The other ratings determine the user's part; a rating never enters its own prediction.
 
-        Args:
-          path: `u.data` of MovieLens 100K, gzipped or not.
-          labelled: True if every line must have its rating; a missing one enters no prediction.
-          split: Name of the split of users; by default all users.
-
         Raises:
           ValueError: If the file cannot be read, or its items are not in the model's catalogue.
         """
@@ -72,10 +67,6 @@ class RatingModels(Models):
 
     def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
         """Returns RMSE and mean absolute error; NaN after divergence.
-
-        Args:
-          params: Parameters of the items.
-          blocks: Blocks of `with_others`.
 
         Raises:
           ValueError: If there are no rows.
@@ -93,10 +84,6 @@ class RatingModels(Models):
     @staticmethod
     def described(description: Mapping[str, Any], where: str = "task") -> RatingModels:
         """Returns the models of a described task, without its ratings.
-
-        Args:
-          description: Description of the task, as `describe` returns it.
-          where: Location of the description, for messages.
 
         Raises:
           ValueError: If `description` is invalid; the message begins with `where`.

@@ -91,15 +91,8 @@ def write_store(
 ) -> SyntheticSummary:
     """Writes the rows of `write_raw`, prepared, to a new store.
 
-    Preparing the raw file with the same `hash_seed` gives the same columns and splits.
-
-    Args:
-        out: Store to create; whole in the end, or absent.
-        num_rows: Number of rows, at least 1.
-        seed: Seed of the generator.
-        log: Log to imitate.
-        hash_seed: Public seed of the hash of categories.
-        progress: Function of the number of rows done, called now and then.
+    Preparing the raw file with the same `hash_seed`, public, gives the same columns and splits.
+    Other arguments as in `write_raw`.
 
     Raises:
         StoreError: If `out` exists or cannot be written.
