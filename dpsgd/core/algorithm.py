@@ -42,12 +42,7 @@ class View(NamedTuple):
 
 
 def nothing_frozen(params: PyTree, example: PyTree) -> frozenset[int]:
-    """Returns the empty set: all parameters are trained.
-
-    Args:
-      params: Parameters, or their shapes.
-      example: One example, or its shapes.
-    """
+    """Returns the empty set: all parameters are trained."""
     return frozenset()
 
 

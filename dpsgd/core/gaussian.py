@@ -306,11 +306,6 @@ def uniform_at(noise_key: Any, step: Any, table: TableRows) -> jax.Array:
     """Return uniforms in (0, 1) of table rows: float32 `[U, width]`.
 
     They are independent of the normals that `normal_at` returns for the same arguments.
-
-    Args:
-      noise_key: uint32 `[4]`, key of the noise stream.
-      step: Training step.
-      table: Rows of the table, and the purpose of the uniforms.
     """
     return _draw_rows(lambda words: _uniform(words[3]), StepKey(noise_key, step), table)
 

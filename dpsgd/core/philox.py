@@ -92,10 +92,6 @@ def words_at(
 def word(value: jax.typing.ArrayLike, name: str) -> jax.Array:
     """Returns a counter word, uint32 scalar or array.
 
-    Args:
-      value: Integer in [0, 2^32), or an integer array.
-      name: Name of the argument, for the error message.
-
     Raises:
       ValueError: If a Python integer is out of range.
     """

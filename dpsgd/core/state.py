@@ -149,10 +149,6 @@ def split_leaves(params: PyTree, apart: Collection[int]) -> tuple[PyTree, dict[i
 
     A leaf that is already `optax.MaskedNode` keeps its index.
 
-    Args:
-      params: Tree of parameters.
-      apart: Indices of the leaves to take out.
-
     >>> split_leaves({"a": 1.0, "b": 2.0}, [1])
     ({'a': 1.0, 'b': MaskedNode()}, {1: 2.0})
     """
@@ -162,12 +158,7 @@ def split_leaves(params: PyTree, apart: Collection[int]) -> tuple[PyTree, dict[i
 
 
 def join_leaves(dense: PyTree, apart: Mapping[int, Any]) -> PyTree:
-    """Returns the parameters that `split_leaves` took apart.
-
-    Args:
-      dense: Parameters with `optax.MaskedNode` for the leaves that were taken out.
-      apart: These leaves, by index.
-    """
+    """Returns the parameters that `split_leaves` took apart."""
     slots, structure = _slots(dense)
     return jax.tree.unflatten(structure, [apart.get(k, leaf) for k, leaf in enumerate(slots)])
 

@@ -27,13 +27,7 @@ PyTree = Any
 
 
 def copy_buffers(tree: PyTree) -> PyTree:
-    """Copies the arrays of `tree` into new buffers.
-
-    The copies have no weak types.
-
-    >>> copy_buffers({"bias": jnp.ones(2)})["bias"].tolist()
-    [1.0, 1.0]
-    """
+    """Copies the arrays of `tree` into new buffers, without weak types."""
     return compiled(copy_leaves, (), (tree,))(tree)
 
 

@@ -65,13 +65,6 @@ class Draw:
     ) -> Draw:
         """Returns the draw from `first_step`, in files of `FILE_BYTES`.
 
-        Args:
-          sampler: Sampler of the run, with one data shard.
-          data: Rows of the data, [examples, ...] each leaf.
-          run: Name of the run, as in its ledger.
-          attempt: Attempt of the run.
-          first_step: First step to draw.
-
         Raises:
           ValueError: If the sampler has several data shards.
         """
@@ -111,11 +104,7 @@ class Draw:
 
 
 def file_name(file: int) -> str:
-    """Returns the name of file number `file`.
-
-    >>> file_name(7)
-    '00000007.batches'
-    """
+    """Returns the name of file number `file`."""
     return f"{file:08d}.batches"
 
 
@@ -129,12 +118,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def save_seed(path: Path, seed: int) -> None:
-    """Writes the sampling seed beside batch files, for worker processes.
-
-    Args:
-      path: Folder of the files.
-      seed: Seed of the sampler.
-    """
+    """Writes the sampling seed beside batch files, for worker processes."""
     write_secret(path / SEED, f"{seed:064x}".encode())
 
 
@@ -145,12 +129,7 @@ def load_seed(path: Path) -> int:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Writes a file of mode 0600, atomically among processes.
-
-    Args:
-      path: File to write or replace.
-      content: Bytes of the file.
-    """
+    """Writes a file of mode 0600, atomically among processes."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET)
     try:
@@ -195,12 +174,7 @@ def write_file(
 def write_manifest(path: Path, draw: Draw, seed: int, digests: Sequence[str], data: PyTree) -> None:
     """Completes a draw's batch files, and destroys the seed's.
 
-    Args:
-      path: Folder of the files.
-      draw: Draw of the batches.
-      seed: Seed of the sampler.
-      digests: SHA-256 of each file.
-      data: Rows of the data; the files keep a copy of the first, which serves as padding.
+    The files keep a copy of the first row of `data`, which serves as padding.
     """
     padding = write_file(path, draw.num_files, [], [x[:1] for x in jax.tree.leaves(data)])
     record = {"format": _FORMAT, "draw": draw.record(), "files": [*digests, padding]}
@@ -211,14 +185,7 @@ def write_manifest(path: Path, draw: Draw, seed: int, digests: Sequence[str], da
 
 
 def draw_here(path: Path, draw: Draw, seed: int, data: PyTree) -> list[str]:
-    """Draws and writes all files here; returns their SHA-256.
-
-    Args:
-      path: Folder of the files.
-      draw: Draw of the batches.
-      seed: Seed of the sampler.
-      data: Rows of the data, read at random.
-    """
+    """Draws and writes all files here; returns their SHA-256."""
     source = BatchSource(draw.sampler, seed)
     leaves = jax.tree.leaves(data)
     digests = []
@@ -302,11 +269,6 @@ class BatchFiles(BatchSource):
 
         The plan's places count its examples among the rows: the data's first row, for
         padding, and the rows of its passes.
-
-        Args:
-          first_step: First step of the first block.
-          block_steps: Number of steps of a full block.
-          ends: Period in steps: a block ends at each multiple.
         """
         plans = plan_blocks(self, first_step=first_step, block_steps=block_steps, ends=ends)
         for steps, plan in plans:
@@ -363,12 +325,7 @@ class BatchFiles(BatchSource):
 
 
 def forget(path: Path, run: str) -> None:
-    """Destroys a run's batch files, and their folder if empty.
-
-    Args:
-      path: Folder of the files; batches of another run stay.
-      run: Name of the run, as in its ledger.
-    """
+    """Destroys a run's batch files, and their folder if empty."""
     if not path.is_dir() or path.is_symlink():
         return
     try:

@@ -104,12 +104,7 @@ class _Newton(Refinement):
         return jnp.asarray(self._units * self._first, jnp.float32)
 
     def fold(self, state: PyTree, mean: Any) -> PyTree:
-        """Returns the numbers after a Newton step.
-
-        Args:
-          state: Numbers before the step.
-          mean: Noised mean of the rows' vectors, float32[2] or float32[5].
-        """
+        """Returns the numbers after a Newton step."""
         gradient, hessian = self._derivatives(mean)
         curvatures, axes = jnp.linalg.eigh(hessian)
         curvatures = jnp.maximum(curvatures, self._least_curvature)
@@ -122,12 +117,7 @@ class _Newton(Refinement):
         return jnp.clip(state + step, low, high)
 
     def apply(self, params: PyTree, state: PyTree) -> PyTree:
-        """Returns the rescaled parameters.
-
-        Args:
-          params: Released parameters.
-          state: Fitted numbers.
-        """
+        """Returns the rescaled parameters."""
         return self.rescaled(params, *self._numbers(state))
 
     def summary(self, state: PyTree) -> Mapping[str, Any]:
@@ -184,23 +174,13 @@ class Platt(_Newton):
         return np.array([self.largest_logit / 2, 1.0])
 
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
-        """Returns a row's feature x and label y.
-
-        Args:
-          params: Released parameters.
-          example: One row of the data.
-        """
+        """Returns a row's feature x and label y."""
         logit = jnp.asarray(self.logit(params, example), jnp.float32)
         x = jnp.clip(logit, -self.largest_logit, self.largest_logit) / (self.largest_logit / 2)
         return {"x": x, "y": jnp.asarray(self.label(example), jnp.float32)}
 
     def statistic(self, state: PyTree, row: PyTree) -> Any:
-        """Returns the row's vector v.
-
-        Args:
-          state: Fitted numbers, in `_units`.
-          row: Inputs of the row, from `reads`.
-        """
+        """Returns the row's vector v."""
         x = row["x"]
         p = jax.nn.sigmoid(jnp.sum(state * jnp.stack([x, jnp.ones_like(x)])))
         return self._vector(x, p - row["y"], self._weight * p * (1 - p))
@@ -247,10 +227,6 @@ class Temperature(_Newton):
         """Returns each class's x in [0, 1], and the label's.
 
         The label's x is NaN without a class.
-
-        Args:
-          params: Released parameters.
-          example: One row of the data.
         """
         logits = jnp.asarray(self.logits(params, example), jnp.float32)
         gaps = jnp.minimum(jnp.max(logits) - logits, self.largest_gap)
@@ -260,12 +236,7 @@ class Temperature(_Newton):
         return {"x": x, "at_label": jnp.where(jnp.any(is_label), at_label, jnp.nan)}
 
     def statistic(self, state: PyTree, row: PyTree) -> Any:
-        """Returns the row's vector v.
-
-        Args:
-          state: Fitted numbers, in `_units`.
-          row: Inputs of the row, from `reads`.
-        """
+        """Returns the row's vector v."""
         x = row["x"]
         p = jax.nn.softmax(state[0] * x)
         mean = jnp.sum(p * x)
@@ -314,12 +285,7 @@ class Affine(_Newton):
         return np.ones(2)
 
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
-        """Returns a row's prediction u and residual.
-
-        Args:
-          params: Released parameters.
-          example: One row of the data.
-        """
+        """Returns a row's prediction u and residual."""
         u = jnp.clip(jnp.asarray(self.prediction(params, example), jnp.float32), -1, 1)
         label = jnp.clip(jnp.asarray(self.label(example), jnp.float32), -1, 1)
         bound = self.largest_residual
@@ -329,9 +295,5 @@ class Affine(_Newton):
         """Returns the row's vector v.
 
         Its residual is that at a = 1 and c = 0.
-
-        Args:
-          state: Fitted numbers.
-          row: Inputs of the row, from `reads`.
         """
         return self._vector(row["u"], row["residual"], self._weight)

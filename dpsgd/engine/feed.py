@@ -95,13 +95,7 @@ class Layout(NamedTuple):
     def program(self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree):
         """Returns the executable that `train_blocks` runs.
 
-        Its arguments are as for `arguments`.
-
-        Args:
-          algorithm: Training algorithm.
-          mechanism: Mechanism of the run.
-          state: Training state, or its shapes.
-          data: Columns of the data, or their shapes.
+        Arguments as in `arguments`.
         """
         arguments = self.arguments(algorithm, mechanism, state, data)
         return compiled_block(algorithm, mechanism.sampler, arguments, self)
@@ -247,10 +241,5 @@ class Layout(NamedTuple):
 
 
 def keys_of(algorithm: Algorithm, keys: Keys) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the keys of noise and loss, on the device.
-
-    Args:
-      algorithm: Training algorithm; its loss may take no key.
-      keys: Keys of the run.
-    """
+    """Returns the keys of noise and loss, on the device."""
     return put_on_device((keys.noise, keys.loss if algorithm.takes_key else None))

@@ -227,11 +227,6 @@ def refine(
 def read_rows(refinement: Refinement, params: PyTree, data: PyTree) -> PyTree:
     """Returns the sums' inputs by row, NumPy arrays [n, ...].
 
-    Args:
-      refinement: Refinement that reads the rows.
-      params: Released parameters.
-      data: Arrays of rows.
-
     Raises:
       ValueError: If a row's inputs could depend on another row.
     """

@@ -30,11 +30,6 @@ def frozen_leaves(
     ...     return jax.lax.stop_gradient(w["a"]) * x + w["b"]
     >>> sorted(frozen_leaves(loss, {"a": 1.0, "b": 1.0, "c": 1.0}, 2.0))
     [0, 2]
-
-    Args:
-      loss_fn: (params, example) -> scalar.
-      params: Tree of arrays, or of their shapes.
-      example: One example, arrays or shapes.
     """
 
     def backward(cotangent: Any, params: PyTree, example: PyTree) -> list[Any]:
@@ -110,10 +105,6 @@ def _is_absent(x: Any) -> bool:
 def stopped(params: PyTree, numbers: Collection[int]) -> PyTree:
     """Returns `params` with some leaves under `jax.lax.stop_gradient`.
 
-    Args:
-      params: Tree of parameters.
-      numbers: Indices of these leaves.
-
     Raises:
       ValueError: If one of these leaves is an `AbsentTable`.
     """
@@ -148,13 +139,7 @@ class RunLoss(WrappedLoss):
     def restrict(
         cls, loss_fn: Callable[..., Any], pattern: str | None, compute: str = "float32"
     ) -> Callable[..., Any]:
-        """Returns the run's loss, or `loss_fn` without pattern and cast.
-
-        Args:
-          loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
-          pattern: Regular expression of the trained parameters' names; None trains all.
-          compute: Dtype to which float32 parameters are cast.
-        """
+        """Returns the run's loss, or `loss_fn` without pattern and cast."""
         plain = pattern is None and compute == "float32"
         return loss_fn if plain else cls(loss_fn, pattern, compute)
 
@@ -201,10 +186,6 @@ def named_leaves(params: PyTree) -> dict[str, Any]:
 
 def matching_leaves(params: PyTree, pattern: str) -> set[int]:
     """Returns indices of leaves whose names match a pattern.
-
-    Args:
-      params: Tree of arrays, or of their shapes.
-      pattern: Regular expression, searched in each name of `leaf_names`.
 
     >>> sorted(matching_leaves({"bias": 0.0, "kernel": 0.0}, "kern"))
     [1]

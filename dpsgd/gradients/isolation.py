@@ -116,10 +116,7 @@ class Isolated:
 
     @property
     def narrow(self) -> bool:
-        """True if a value is a float narrower than float32.
-
-        Values are inputs and intermediate results.
-        """
+        """True if an input or an intermediate result is narrower than float32."""
         intermediates = (v.aval for eqn in _equations(self.trace.jaxpr, set()) for v in eqn.outvars)
         return any(map(is_narrow, (*self.trace.in_avals, *intermediates)))
 
@@ -130,11 +127,7 @@ class Isolated:
 
 
 def is_narrow(array: Any) -> bool:
-    """Returns True for floats narrower than float32.
-
-    >>> is_narrow(np.zeros(2, np.float16)), is_narrow(np.zeros(2, np.int8))
-    (True, False)
-    """
+    """Returns True for floats narrower than float32."""
     dtype = getattr(array, "dtype", np.float32)
     return bool(jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32)
 
@@ -161,12 +154,7 @@ def isolated(
 
 
 def require_isolated(closed: core.ClosedJaxpr, *, foreign_calls: bool = False) -> None:
-    """Refuses a trace whose equations may mix examples.
-
-    Args:
-      closed: Trace of a function on one example.
-      foreign_calls: True to allow host calls and foreign functions.
-    """
+    """Refuses a trace whose equations may mix examples."""
     for const in closed.consts:
         if isinstance(const, jax.core.Tracer):
             raise ValueError(
@@ -245,10 +233,7 @@ def _fault(eqn: core.JaxprEqn, foreign_calls: bool) -> tuple[str, str] | None:
 
 
 def host_fault(eqn: core.JaxprEqn) -> str | None:
-    """Returns why an equation may exchange values with the host.
-
-    The result is None if it cannot.
-    """
+    """Returns why an equation may exchange values with the host, or None."""
     name = eqn.primitive.name
     if not _stands_in_jax(eqn.primitive):
         return "is not defined in JAX, so that its calls are unknown"

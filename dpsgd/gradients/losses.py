@@ -104,10 +104,7 @@ def takes_key(loss_fn: LossFn) -> bool:
 
 
 def row_loss(loss_fn: LossFn) -> Callable[[PyTree, PyTree], Array]:
-    """Returns the loss as a function of params and row.
-
-    The row is `Keyed` if the loss takes a key.
-    """
+    """Returns the loss of params and row; rows are `Keyed` if it takes a key."""
     if not takes_key(loss_fn):
         return loss_fn
 
@@ -119,12 +116,7 @@ def row_loss(loss_fn: LossFn) -> Callable[[PyTree, PyTree], Array]:
 
 
 def loss_row(loss_fn: LossFn, example: PyTree) -> PyTree:
-    """Returns `example` as the loss's row.
-
-    Args:
-      loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
-      example: One example, or its shapes; the shape of a key is added if the loss takes one.
-    """
+    """Returns `example` as the loss's row, with a key's shape if it takes one."""
     if not takes_key(loss_fn):
         return example
     return Keyed(example, jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")))

@@ -47,10 +47,6 @@ def microbatch_size(batch_size: int, example_bytes: int) -> int:
 
     The microbatches are as few as `MICROBATCH_BYTES` allow, of sizes as equal as possible.
 
-    Args:
-      batch_size: Number of examples in the batch.
-      example_bytes: Memory of one example, bytes.
-
     >>> microbatch_size(8192, 20_000)  # all of them
     8192
     >>> microbatch_size(1000, 3 * 2**20)  # 682 would fit: two halves

@@ -114,13 +114,7 @@ class RowLoss:
         return self.loss(dense, rows, example.example, *key)
 
     def places(self, params: PyTree, example: PyTree, *key: Any) -> dict[str, jax.Array]:
-        """Returns an example's row indices, int32[...] by table name.
-
-        Args:
-          params: Parameters, or their shapes.
-          example: One example.
-          *key: Key of the example, if the loss takes one.
-        """
+        """Returns an example's row indices, int32[...] by table name."""
         ids = self.lookups(example, *key[: self.lookups_keyed])
         if not isinstance(ids, dict):
             raise ValueError(
@@ -147,9 +141,8 @@ def _clipped(name: str, index: Any, shapes: dict[str, tuple[int, ...]]) -> jax.A
 def declared_rows(loss_fn: LossFn | None) -> RowLoss | None:
     """Returns the `RowLoss` in a run's loss.
 
-    The result is None if the loss declares no look-ups.
-
-    Only wrappers that read no value of a table are looked through.
+    The result is None if the loss declares no look-ups. Only wrappers that read no value of a table
+    are looked through.
     """
     while isinstance(loss_fn, LossByIdentity | RunLoss):
         loss_fn = loss_fn.loss_fn
@@ -158,12 +151,6 @@ def declared_rows(loss_fn: LossFn | None) -> RowLoss | None:
 
 def traced_places(declared: RowLoss, loss_fn: LossFn, params: PyTree, example: PyTree) -> Isolated:
     """Returns the look-ups as an isolated trace on one row.
-
-    Args:
-      declared: Loss with the look-ups.
-      loss_fn: Loss of the run; a row is `Keyed` if it takes a key.
-      params: Parameters, or their shapes.
-      example: One example, or its shapes.
 
     Raises:
       ValueError: As from `isolated`.
@@ -177,13 +164,7 @@ def traced_places(declared: RowLoss, loss_fn: LossFn, params: PyTree, example: P
 
 
 def lookups_read_keys(loss_fn: LossFn | None, params: PyTree, example: PyTree) -> bool:
-    """Returns True if an example's look-ups depend on its key.
-
-    Args:
-      loss_fn: Loss of the run; None without one.
-      params: Parameters, or their shapes.
-      example: One example, or its shapes.
-    """
+    """Returns True if an example's look-ups depend on its key."""
     declared = declared_rows(loss_fn)
     if declared is None or loss_fn is None or not declared.lookups_keyed:
         return False
@@ -196,11 +177,6 @@ def index_ranges(loss_fn: LossFn | None, params: PyTree, example: PyTree) -> dic
     """Returns the table size for each example leaf of row indices.
 
     The result is empty without declared look-ups.
-
-    Args:
-      loss_fn: Loss of the run.
-      params: Parameters, or their shapes.
-      example: One example, or its shapes.
     """
     declared = declared_rows(loss_fn)
     if declared is None or loss_fn is None:

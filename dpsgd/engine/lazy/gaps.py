@@ -56,12 +56,7 @@ class GapLaw(NamedTuple):
         return GapLaw(self.transition[places], self.covariance[places])
 
     def assign(self, places: Any, laws: GapLaw) -> None:
-        """Overwrites the laws at some indices.
-
-        Args:
-          places: Index of the leading axes.
-          laws: New laws there.
-        """
+        """Overwrites the laws at some indices."""
         self.transition[places], self.covariance[places] = laws
 
     def copy(self) -> GapLaw:
@@ -124,10 +119,6 @@ class LinearSgd:
 
     def law(self, start: int, stop: int) -> GapLaw:
         """Returns the law of consecutive steps, one by one.
-
-        Args:
-          start: First step.
-          stop: Step after the last one.
 
         >>> LinearSgd((1.0, 2.0, 0.5)).law(0, 2).covariance.item()  # 1 + 4
         5.0

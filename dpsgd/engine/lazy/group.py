@@ -279,11 +279,6 @@ class LazyRows:
     def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
         """Returns the leaf indices of the tables.
 
-        Args:
-          params: Parameters, or their shapes.
-          mechanism: Mechanism of the run.
-          rows: Training rows, or their shapes.
-
         Raises:
           ValueError: If these parameters cannot be trained under this mechanism.
         """
@@ -303,12 +298,7 @@ class LazyRows:
         return tuple(find_tables(self.loss_fn, params, example))
 
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
-        """Returns the first state with some leaves as tables.
-
-        Args:
-          state: First state of dense leaves.
-          leaves: Leaf indices of the tables.
-        """
+        """Returns the first state with some leaves as tables."""
         _, values = split_leaves(state.raw_params, leaves)
         tables = {
             k: Table(None, jnp.zeros_like(x) if self.tables.momentum else None)
@@ -322,11 +312,6 @@ class LazyRows:
 
     def view(self, state: TrainState, view: View, context: Context) -> tuple[View, Viewed]:
         """Returns the view of a batch's caught-up rows.
-
-        Args:
-          state: Training state before the step.
-          view: Parameters without values of tables, and examples.
-          context: Context of the step.
 
         Returns:
           (view with the rows in place of tables, data for `update`).
@@ -366,13 +351,7 @@ class LazyRows:
     ) -> TrainState:
         """Returns the state with a batch's rows updated.
 
-        Its step count stays.
-
-        Args:
-          state: Training state before the update.
-          total: Sum of clipped gradients, a tree like the differentiated parameters.
-          viewed: Data that `view` returned.
-          context: Context of the step.
+        Its step count stays. `total` is a tree like the differentiated parameters.
         """
         _, totals = split_leaves(total, state.tables)
         tables = {}
@@ -390,9 +369,7 @@ class LazyRows:
     def flush(self, state: TrainState, context: Context) -> TrainState:
         """Returns the state with all rows' pending noise added.
 
-        Args:
-          state: Training state; its `pending` fields stay.
-          context: Context with the laws of the flush.
+        Its `pending` fields stay.
         """
         leaves = jax.tree.leaves(context.shapes)
         pending = _pending(context.laws, state.step, context)

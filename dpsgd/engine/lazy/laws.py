@@ -137,12 +137,7 @@ class RunLaws:
         self._to_multiple = jax.device_put(packed(self._gaps.to_next_multiple))
 
     def block_arrays(self, steps: range, room: int) -> StepLaws:
-        """Returns the laws of consecutive steps.
-
-        Args:
-          steps: Steps of a block.
-          room: Number of steps of a full block, to which the arrays are padded.
-        """
+        """Returns the laws of consecutive steps, padded to `room` steps."""
         gaps_by_step = [self._gaps.ending_at(step) for step in steps]
         step_sizes = np.zeros(room, np.float32)
         step_sizes[: len(steps)] = self._optimizer.step_sizes[steps.start : steps.stop]

@@ -126,14 +126,7 @@ def _in_order(table: Table) -> list[tuple[Any, int]]:
 
 
 def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
-    """Returns rows of a table, caught up.
-
-    Args:
-      table: Table, or its part from row `first` on.
-      numbers: Indices of the rows in the table, int32 [U].
-      first: Index of the part's first row.
-      **how: Keyword arguments of `caught_up`.
-    """
+    """Returns rows of a table, caught up, see `caught_up` and `written`."""
 
     def gather(x: Array | None) -> Any:
         """Returns the rows of an array, zeros beyond its end."""

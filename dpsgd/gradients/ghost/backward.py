@@ -112,12 +112,7 @@ class _Terms(NamedTuple):
         ]
 
     def add_to(self, sums: dict[int, Array], factors: Mapping[int, norms.ClipFactor]) -> None:
-        """Adds the contributions to sums.
-
-        Args:
-          sums: Sums so far, by leaf index.
-          factors: Clip factors, by leaf index.
-        """
+        """Adds the contributions to sums."""
         for k, terms in self.by_leaf.items():
             for u in self.taps.uses[k]:
                 beside, cotangent = self.operands[u.path], self.cotangents[u.path]

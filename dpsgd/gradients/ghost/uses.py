@@ -57,15 +57,7 @@ def named_axes(use: Use, axes: Sequence[int]) -> tuple[list[int], tuple[str, ...
 
 
 def size_of(shape: Sequence[int], axes: Sequence[int]) -> int:
-    """Returns the number of entries along some axes.
-
-    >>> size_of((2, 3, 5), [0, 2])
-    10
-
-    Args:
-      shape: Shape of an array.
-      axes: Axes of the array.
-    """
+    """Returns the number of entries along some axes."""
     return math.prod(shape[axis] for axis in axes)
 
 
