@@ -144,7 +144,7 @@ class SamplerSettings(Record):
                 chosen[field.name] = data_values[field.name]
                 needed = field.name in _OF_DATA and field.default is dataclasses.MISSING
                 if data_values[field.name] is None and needed:
-                    raise ValueError(f"the sampler {self.name} needs {_NEEDS[field.name]}")
+                    raise ValueError(f"the sampler {self.name} draws {_NEEDS[field.name]}")
         return self.sampler(**chosen)
 
     def num_units(self, population: Population) -> int:
@@ -180,8 +180,10 @@ class SamplerSettings(Record):
 
 
 _NEEDS = {
-    "tree": "data with units: pass UnitData.of_tree(UnitTree.from_columns(...), columns)",
-    "max_contributions": "data with users: pass cap_contributions(...).of_examples(columns)",
+    "tree": "units, and these data have no unit columns: see 'Users and episodes', or in a program "
+    "pass UnitData.of_tree(UnitTree.from_columns(...), columns)",
+    "max_contributions": "users, and these data have no user column: see 'Users and episodes', or "
+    "in a program pass cap_contributions(...).of_examples(columns)",
 }
 
 

@@ -218,10 +218,9 @@ def require_closed(
             for size in near & set(array.shape):
                 raise ValueError(
                     f"{owner} holds {array.dtype}{list(array.shape)} in a closure"
-                    f"{f' ({location})' if location else ''}: an axis of {size} may be the data's "
-                    f"{sampler.num_examples} rows, which no epsilon would cover; if the array "
-                    "depends on no private row, hold dpsgd.public(array), else make it a column of "
-                    "the data"
+                    f"{f' ({location})' if location else ''} with about as many entries as the "
+                    f"data have rows or units ({size}): pass it in `data`, or hold "
+                    "dpsgd.public(array) if it depends on no private row"
                 )
 
 

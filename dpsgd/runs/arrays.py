@@ -22,6 +22,10 @@ from dpsgd.gradients.frozen import leaf_names
 PyTree = Any
 
 
+class ParameterMismatch(ValueError):
+    """Raised if a file holds the parameters of another model."""
+
+
 def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
     """Reads a pytree of arrays by name.
 
@@ -31,8 +35,8 @@ def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
       cast: True to convert floating-point arrays to the dtypes of `like`.
 
     Raises:
-      ValueError: if the file is damaged, lacks an array of `like`, holds other arrays, or has
-        entries that are not finite after a cast.
+      ParameterMismatch: if the file lacks an array of `like` or holds others.
+      ValueError: if the file is damaged, or has entries that are not finite after a cast.
     """
     shapes = npz_shapes(path)
     if "ledger_head" in shapes:
@@ -42,7 +46,9 @@ def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
     names = matching_names(path, shapes, like)
     if extra := sorted(shapes.keys() - {*jax.tree.leaves(names)}):
         extra_names = ", ".join(f"{name!a:.80}" for name in extra[:5])
-        raise ValueError(f"{path} has arrays that the model does not: {extra_names}; remove them")
+        raise ParameterMismatch(
+            f"{path} has arrays that the model does not: {extra_names}; remove them"
+        )
     arrays = read_npz(path, jax.tree.leaves(names))
 
     def checked_array(name: str, leaf: Any) -> jax.Array:
@@ -69,8 +75,8 @@ def matching_names(path: Path, shapes: Mapping[str, jax.ShapeDtypeStruct], like:
       like: Pytree with the shapes and dtypes that are needed.
 
     Raises:
-      ValueError: if no stored array has a leaf's name, or if the array of that name has another
-        shape, or another dtype where the two are not both floating-point.
+      ParameterMismatch: if no stored array has a leaf's name, or if the array of that name has
+        another shape, or another dtype where the two are not both floating-point.
     """
 
     def stored_name(leaf_name: str, key_path: Any, leaf: Any) -> str:
@@ -81,11 +87,14 @@ def matching_names(path: Path, shapes: Mapping[str, jax.ShapeDtypeStruct], like:
             floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in (stored, leaf)]
             if stored.shape == leaf.shape and (all(floats) or stored.dtype == leaf.dtype):
                 return name
-            raise ValueError(
-                f"{path} does not hold the parameter {leaf_name} {tuple(leaf.shape)} of "
-                f"{np.dtype(leaf.dtype).name}: {name} is {stored.shape} of {stored.dtype.name}"
+            raise ParameterMismatch(
+                f"{path}: {name} is {stored.dtype.name}{list(stored.shape)}, and the model needs "
+                f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}; name a model of the same task"
             )
-        raise ValueError(f"{path} does not hold the parameter {leaf_name} {tuple(leaf.shape)}")
+        raise ParameterMismatch(
+            f"{path} lacks the parameter {leaf_name} of shape {list(leaf.shape)}; name a model of "
+            "the same task"
+        )
 
     leaves = jax.tree_util.tree_leaves_with_path(like)
     names = [

@@ -15,10 +15,12 @@ from typing import Any
 
 from dpsgd.core.segments import Initial, Segment
 from dpsgd.files import file_sha256
-from dpsgd.runs.arrays import read_arrays
+from dpsgd.runs.arrays import ParameterMismatch, read_arrays
 from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.records import to_json
 from dpsgd.runs.result import MODEL, Bundle, FinishedRun
 from dpsgd.runs.spec import RunSpec
+from dpsgd.runs.task import Task
 from dpsgd.runs.terms import segment_records, segments_from_records
 
 PyTree = Any
@@ -70,13 +72,34 @@ class EarlierModel:
         name = re.sub(r"[^\w.-]", "_", path.resolve().name)[:60]
         return cls(params_path, Initial(file_sha256(params_path), segments, name), task)
 
-    def params(self, fresh: PyTree) -> PyTree:
+    def params(self, fresh: PyTree, task: Task) -> PyTree:
         """Reads the model's parameters, see `read_arrays`.
 
         Args:
           fresh: Initial parameters of the task, with the shapes and dtypes of the result.
+          task: Task of the new run.
+
+        Raises:
+          ValueError: if the model has other parameters than the task; the message names columns
+            that the earlier task alone describes.
         """
-        return read_arrays(self.params_path, fresh, cast=True)
+        try:
+            return read_arrays(self.params_path, fresh, cast=True)
+        except ParameterMismatch as error:
+            names = _texts(self.task.get("description")) - _texts(to_json(task.describe()))
+            if not names:
+                raise
+            shown = ", ".join(f"{name!a:.80}" for name in sorted(names)[:5])
+            problem = f"the earlier model used other columns (it has {shown}): {error}"
+            raise ValueError(problem) from None
+
+
+def _texts(value: Any) -> set[str]:
+    """Returns all texts within a JSON value, but no keys."""
+    if isinstance(value, str):
+        return {value}
+    values = value.values() if isinstance(value, Mapping) else value
+    return set().union(*map(_texts, values)) if isinstance(value, Mapping | list) else set()
 
 
 def with_absolute_path(spec: RunSpec) -> RunSpec:

@@ -330,7 +330,7 @@ class Job(Training):
         sampler = mechanism.sampler
         algorithm = algorithm_of(task.loss, spec, sampler.num_steps)
         params, earlier = task.init(spec.init_seed), earlier or EarlierModel.read(spec.init_from)
-        params = earlier.params(params) if earlier else params
+        params = earlier.params(params, task) if earlier else params
         if placement is not None:
             state = jax.eval_shape(lambda p: algorithm.init(p, mechanism, data), params)
             placement = placement.fitting(state, placement.memory)

@@ -109,7 +109,7 @@ def weak_signal(ratio: float | None, num_examples: int) -> str | None:
         return None
     return (
         f"noise will probably drown the signal of {num_examples:,} rows (ratio {ratio:,.0f}; below "
-        f"{LEAST_SIGNAL:,.0f} models often learn nothing). Use more rows or a larger epsilon, and "
+        f"{LEAST_SIGNAL:,.0f} models often learn nothing): use more rows or a larger epsilon, and "
         "test the model before you trust it"
     )
 

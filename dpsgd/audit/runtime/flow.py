@@ -28,8 +28,8 @@ from dpsgd.noise.correlated import BandedToeplitz
 
 PyTree = Any
 
-LEAVES = "rows reach what is released through releases alone"
-GIVEN = "key, step, sigma C, b and C reach releases, one of each sum, as they are"
+LEAVES = "private rows reach the output through noised sums alone"
+GIVEN = "each sum is released once, with the given key, step, sigma C, b and C"
 
 ROWS, READ, PENDING = "private rows", "which rows of tables were read", "rows with pending noise"
 KEY, NOISE, KEPT = "the noise key", "fresh noise", "noise of earlier steps"

@@ -536,7 +536,7 @@ def test_dominating_noise_is_noted_at_start_and_in_the_report(tmp_path, noise, w
     spec = config_of(**how, sampler=ORDER(**SIZES))
     record = run(line, spec, tmp_path / "run", progress=lines.append)
     start = next(i for i, text in enumerate(lines) if text.startswith("steps "))
-    assert any(text.startswith("note: 160 rows are few") for text in lines[:start]) == weak
+    assert any(text.startswith("note: noise will probably drown") for text in lines[:start]) == weak
     assert (record["signal_to_noise"] is None) == (noise is None)
     text = (tmp_path / "run" / "report.md").read_text()
     assert ("drown the signal of 160 rows" in text) == weak

@@ -333,7 +333,7 @@ def test_runs_resume_with_their_store_alone_and_may_move_it(tmp_path, in_this_pr
             SEEDED + "l2_clip_norm = 1e300\n",
             ".*: l2_clip_norm 1e\\+300 .* rescale the loss",
         ),
-        (SEEDED.replace('"shuffle"', '"user-poisson"'), "user-poisson-.* needs data with users"),
+        (SEEDED.replace('"shuffle"', '"user-poisson"'), "user-poisson-.* have no user column"),
         (
             SEEDED + 'tune = ["learning_rate", "l2_clip_norm"]\n',
             "tune: learning_rate is chosen on validation rows, .* it measures test_error, ",
