@@ -93,7 +93,7 @@ def kind_of(name: str, *, execute: bool = False) -> type[BatchSampler]:
     if target is None:
         raise UnknownSampler(
             f"the module of the sampler {name!a:.60} is not imported: if you trust its code, "
-            "import it first"
+            "import it first (commands: --trust MODULE)"
         )
     for attribute in qualified.split("."):
         target = getattr(target, attribute, None)

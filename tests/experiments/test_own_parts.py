@@ -90,3 +90,26 @@ def test_a_sweep_names_the_place_of_an_unknown_sampler(name):
     with pytest.raises(ValueError, match=r"own.toml, grid 1, sampler\[0\]: unknown sampler") as why:
         Sweep.parse(text.encode(), "own.toml")
     assert PROBLEMS[name] in str(why.value)
+
+
+READERS = ["ledger", "results", "report"]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_ledger_executes_code_only_where_it_is_trusted(reader, command):
+    said = command.refuses(reader, "no-such-run", "--trust", "no_such_module")
+    assert "--trust no_such_module cannot be imported" in said
+    assert "own_parts" not in sys.modules
+    command.refuses(reader, "no-such-run")
+    assert "own_parts" not in sys.modules
+    command.refuses(reader, "no-such-run", "--trust", "own_parts")
+    assert "own_parts" in sys.modules
+
+
+def test_a_trusted_ledger_is_priced_by_its_own_sampler(tmp_path, command):
+    words = "sampler:own_parts:Renamed --batch-size 100 --epochs 1 --noise-multiplier 1 --begin"
+    command("prepare", "synthetic", "store", "--num-rows", "800")
+    command("train", "store", *words.split(), "--no-audit", "--out", "run")
+    sys.modules.pop("own_parts")
+    assert "--trust MODULE" in command.refuses("ledger", "run")
+    assert "epsilon <= " in command("ledger", "run", "--trust", "own_parts")

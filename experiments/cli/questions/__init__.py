@@ -6,13 +6,14 @@ The help of a command imports only the module of its question; the module that c
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from experiments.cli import outputs
-from experiments.cli.options import PLACE, Option, build, options_of
+from experiments.cli.options import PLACE, Option, build, look_in_the_current_folder, options_of
 
 LAST = ("headline", "better", "plot", "overwrite")
 """Options on the presentation of results, listed last in a help."""
@@ -83,6 +84,30 @@ class OfRun(Question):
     """
 
     run: Annotated[Path, PLACE]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsLedgers(Question):
+    """Base of questions whose answers read ledgers, which execute no code of their own.
+
+    Attributes:
+      trust: Modules with your own samplers or noises, such as my_sampler, to import before ledgers
+        are read: their code is executed.
+    """
+
+    trust: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Imports the trusted modules."""
+        super().check()
+        if self.trust:
+            look_in_the_current_folder()
+        for module in self.trust:
+            try:
+                importlib.import_module(module)
+            except Exception as error:  # raised by the user's module
+                reason = str(error).partition("\n")[0]
+                raise ValueError(f"--trust {module} cannot be imported: {reason}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

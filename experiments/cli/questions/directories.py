@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from accounting.records import Count, Must, Named
 from experiments.cli.options import PLACE
-from experiments.cli.questions import OfRun
+from experiments.cli.questions import OfRun, ReadsLedgers
 from experiments.cli.questions.prepare import Pipeline
 
 LogTo = Literal["tensorboard", "wandb"]
@@ -105,7 +105,7 @@ class Batches(OnDevices):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger(OfRun):
+class Ledger(ReadsLedgers, OfRun):
     """Print the releases of a run so far, and their privacy cost, from its ledger.
 
     The run may be finished, running or killed.

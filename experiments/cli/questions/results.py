@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from accounting.records import Count, Ge, Lt
 from experiments.cli import outputs
 from experiments.cli.options import PLACE
-from experiments.cli.questions import Drawn, Question
+from experiments.cli.questions import Drawn, Question, ReadsLedgers
 from experiments.cli.questions.models import Split
 
 TABLES = (".csv", ".parquet")
@@ -21,7 +21,7 @@ Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results(Drawn):
+class Results(ReadsLedgers, Drawn):
     """Print, export and draw the table of finished runs.
 
     A row is a run; columns are its settings, its guarantee, its metrics, its times and its digests.
@@ -73,7 +73,7 @@ class Shown(Question):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Shown):
+class Report(ReadsLedgers, Shown):
     """Write one self-contained HTML page about finished runs and sweeps.
 
     Figures, guarantees with their intervals and exclusions, the commands that repeat the runs,
@@ -104,6 +104,7 @@ class Report(Shown):
 
     def check(self) -> None:
         """Refuses unwritable files and options without their rows."""
+        super().check()
         outputs.check(self.out, (".html",), "--out", overwrite=self.overwrite)
         folder = self.markdown
         for file in folder.iterdir() if folder and folder.is_dir() else ():
