@@ -71,7 +71,7 @@ class Probe:
       algorithm, mechanism, layout: Algorithm, mechanism and layout of the run.
       state: State with which the run begins or resumes, on the host, without the state of its
         noise.
-      snapshot: Snapshot of the tables with deferred noise; None if there are none.
+      snapshot: Snapshot of the tables with deferred noise; None without such tables.
       frozen: Indices of the parameter leaves that stay constant; a release has none of their
         coordinates.
       columns: Synthetic data, where the layout holds data.

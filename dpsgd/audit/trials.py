@@ -141,7 +141,7 @@ def scores_of(x: np.ndarray, others: int, sigma: float, rate: float | None = Non
     Args:
       x: Noised sums minus `others` times the expected batch size, in units of C: float64[trials, E,
         T].
-      others: Gradient of the other examples in units of C: -1, 0 or 1.
+      others: Gradient of all other examples in units of C: -1, 0 or 1.
       sigma: Noise multiplier.
       rate: Approximate probability that an example takes part in a step; 1 / T by default.
     """

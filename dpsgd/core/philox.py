@@ -39,7 +39,7 @@ class StepKey(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Coordinates:
-    """Names of an array's coordinates within a step; each has a Philox block of its own."""
+    """Names of an array's coordinates within a step; each has its own Philox block."""
 
     leaf: Any
     """Index of the array in its tree, an integer in [0, 2^32); a scalar, or with `position` one per

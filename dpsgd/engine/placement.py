@@ -114,10 +114,7 @@ class Placement:
 
     @property
     def free_memory(self) -> float:
-        """Free memory of the fullest device, bytes; infinite for CPUs.
-
-        The devices are those of this process.
-        """
+        """Free memory of this process's fullest device, bytes; infinite for CPUs."""
         return min(limit - used for limit, used in self._memory)
 
     @property

@@ -186,7 +186,7 @@ def shared(tree: T) -> T:
     """
 
     def exact(x: Array) -> Array:
-        """Returns `x` in float32, with the digits of its own dtype."""
+        """Returns `x` in float32, with its dtype's digits."""
         if not is_narrow(x):
             return x
         # At all 8 bits of the exponent: with fewer, subnormal float16 numbers would become 0.

@@ -105,7 +105,7 @@ class TrainedModel:
         Raises:
           ValueError: If the file, or its format, has no such column.
 
-        The order is that of `predictions`.
+        Their order is as in `predictions`.
         """
         keys: Iterator[str] = self._method("keys")(Path(path), column)
         return keys

@@ -121,7 +121,7 @@ class CsvWriter:
 
         Args:
           step: Number of steps done.
-          scalars: Numbers by name, of which `COLUMNS` are written.
+          scalars: Numbers by name; `COLUMNS` are written.
         """
         self._drop_rows_after(step - 1)
         self._rows[step] = [str(scalars.get(name, "")) for name in COLUMNS[1:]]

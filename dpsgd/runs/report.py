@@ -374,7 +374,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
     Args:
       header: Titles of the columns.
-      rows: Cells of each row, as many as titles.
+      rows: Cells of each row, one per title.
     """
     columns = zip(*rows, strict=True) if rows else ([] for _ in header)
     rule = ["---:" if _is_numeric(column) else "---" for column in columns]

@@ -229,7 +229,7 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
     """Returns a run whose noise multiplier is found.
 
     Args:
-      spec: Settings, of which only the noise multiplier may be open.
+      spec: Settings; only the noise multiplier may be open.
       population: Public facts about the rows.
 
     Raises:

@@ -100,7 +100,7 @@ def train(model: str, epochs: int, rows: int = 125_000, rounds: int = 3) -> Iter
     Args:
       model: Name of the model's size.
       epochs: Number of epochs.
-      rows: Number of generated rows, of which 4 in 5 train.
+      rows: Number of generated rows; 4 in 5 of them train.
       rounds: Number of rounds.
     """
     sizes = {"l2_clip_norm": 4.0, "learning_rate": 3e-3, "noise_multiplier": 1.0}

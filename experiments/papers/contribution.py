@@ -238,7 +238,7 @@ def privacy_excess(users: float, epsilon: float, log_size: float, *, failure: fl
 
     .. math:: \frac{1}{m \epsilon} \left(\log |H| + \log \frac{1}{f}\right)
 
-    or infinity for m = 0. The draw is that of `excess_bounds`. Amin et al., ICML 2019, have 8 times
+    or infinity for m = 0. For the draw see `excess_bounds`. Amin et al., ICML 2019, have 8 times
     this bound with (d + 1) log 3 in place of log |H|, for d parameters: Lemma 1 with m = n_tau /
     tau, Corollary 1 with the number of users who are sure to reach the cap.
 

@@ -83,7 +83,7 @@ def differ(first: Row, second: Row) -> bool:
 
 @dataclass(frozen=True)
 class View:
-    """Metric over a setting: a curve per combination of the other settings.
+    """Metric over a setting: a curve per combination of all other settings.
 
     Attributes:
       table: Runs to show.

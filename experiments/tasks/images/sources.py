@@ -41,7 +41,7 @@ class Images(NamedTuple):
     def few_shot(self, new_classes: int) -> Images:
         """Returns the data set with the last classes as "test".
 
-        "train" and "validation" keep the images of the other classes.
+        "train" and "validation" keep images of all other classes.
         """
         first = self.classes - new_classes
 
