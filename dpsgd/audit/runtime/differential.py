@@ -35,8 +35,9 @@ ADDS_UP = "sums over different rows add up"
 UNCLIPPED = f"{ADDS_UP}, unclipped"
 ADJACENT = "sums over places next to each other add up"
 
-_OWN = 2.0**-10  # of an example's norm: error of its own arithmetic
-_MOVES = 4  # random moves of the parameters by relative rounding
+_OWN = 2.0**-10  # of an example's norm: error of its own arithmetic, at least
+_MOVES = 4, 16  # random moves of the parameters: of 2^8 unit roundoffs, and of fewer
+_FARTHEST = 2.0**-5  # relative size of a move, at most
 _UNSTEADY = 2.0**-4  # of an example's norm: error above which it is left out
 _ABOVE = 2.0**-7, 2.0**-4, 0.6  # excess of norms over C
 _FEW = 3  # examples of a large model
@@ -456,10 +457,10 @@ class Gradients:
         groups = self._clipping.groups(jax.tree.unflatten(structure, masked))
         self._groups = [[trained[k] for k in group] for group in groups]
         with in_32_bits():  # as the program that trains
-            found = _gradients(probe, numbers, places)
+            found, unit = _gradients(probe, numbers, places)
         self._norms, values, moved = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
         self._values = np.nan_to_num(np.concatenate(values, axis=1), posinf=0, neginf=0)
-        self._moved = np.nan_to_num(moved)
+        self._moved, self._own = np.nan_to_num(moved), _own_error(unit)
         self.norms = np.sqrt(np.square(self._norms).sum(axis=1))
         with np.errstate(invalid="ignore"):
             known = np.isfinite(self.norms) & (self.norms > 0)
@@ -477,7 +478,7 @@ class Gradients:
                 factors[:, group] = factor[:, None]
             largest = factors.max(axis=1, initial=0.0)
             lengths = np.where(largest > 0, self.norms, 0.0)
-            errors = largest * (np.where(largest > 0, self._moved, 0.0) + _OWN * lengths)
+            errors = largest * (np.where(largest > 0, self._moved, 0.0) + self._own * lengths)
             values = self._values * factors[:, self._leaf]
             self._known[clip] = Clipped(values, largest * lengths, errors)
         return self._known[clip]
@@ -539,8 +540,18 @@ def _additivity_check(
     return CheckResult(name, off <= slack, f"off by {off:.3g}, {slack:.3g} allowed")
 
 
-def _gradients(probe: Probe, numbers: np.ndarray, places: list[np.ndarray]) -> Any:
-    """Returns leaf norms, compared coordinates and sensitivities of gradients.
+def _own_error(unit: float) -> float:
+    """Returns the relative error of a gradient whose parameters are exact.
+
+    Its last two factors, a derivative and an input, are rounded without any parameter.
+    """
+    return max(_OWN, 2 * unit)
+
+
+def _gradients(
+    probe: Probe, numbers: np.ndarray, places: list[np.ndarray]
+) -> tuple[tuple[Any, ...], float]:
+    """Returns leaf norms, coordinates and sensitivities of gradients, and the unit roundoff.
 
     A sensitivity is the largest change of a gradient under small moves of the parameters.
     """
@@ -558,19 +569,28 @@ def _gradients(probe: Probe, numbers: np.ndarray, places: list[np.ndarray]) -> A
     params = probe.state.params
     one = jax.tree.map(lambda x: x[0], (batch, *keys))
     unit = _coarsest(jax.make_jaxpr(lambda p, of: loss(p, *of))(params, one))
-    size = np.float32(min(2.0**8 * unit, 2.0**-5))
+    size, moves = _moves(unit)
     options = None
     if jax.default_backend() == "cpu":  # it runs once: compiling is what it costs
         options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    run = jax.jit(_of_examples, static_argnums=0, compiler_options=options)
-    return run(loss, params, (batch, *keys), places, size)
+    run = jax.jit(_of_examples, static_argnums=(0, 5), compiler_options=options)
+    return run(loss, params, (batch, *keys), places, np.float32(size), moves), unit
 
 
-def _of_examples(loss, params, batch, places, size):
+def _moves(unit: float) -> tuple[float, int]:
+    """Returns the relative size and the number of the moves of parameters.
+
+    Where a move has few unit roundoffs, the effects of a few moves may all cancel to less than one.
+    """
+    size = 2.0**8 * unit
+    return min(size, _FARTHEST), _MOVES[size > _FARTHEST]
+
+
+def _of_examples(loss, params, batch, places, size, count):
     leaves, structure = jax.tree.flatten(params)
     signs = [
         jax.random.rademacher(
-            jax.random.key(k), (_MOVES, *(x.shape if x.size <= LARGE else [1] * x.ndim)), jnp.int8
+            jax.random.key(k), (count, *(x.shape if x.size <= LARGE else [1] * x.ndim)), jnp.int8
         )
         for k, x in enumerate(leaves)
     ]
@@ -599,7 +619,7 @@ def _of_examples(loss, params, batch, places, size):
                 jnp.stack([norm(x - y) for x, y in zip(own, other, strict=True)])
             )
 
-        moves = jnp.max(jax.lax.map(apart, jnp.arange(1, _MOVES + 1)))
+        moves = jnp.max(jax.lax.map(apart, jnp.arange(1, count + 1)))
         norms = jnp.stack([norm(x) for x in own])
         return norms, [x[at] for x, at in zip(own, places, strict=True)], moves
 

@@ -327,3 +327,28 @@ def test_sound_programs_are_never_refused(part):
             probe = Probe(algorithm, mechanism, state, rows, root=root)
             found = AuditReport((*step_checks(probe), *block_checks(probe)))
             assert found.passed, (seed, again, found.lines())
+
+
+def regression_in_bfloat16(params, example):
+    """Returns Huber's loss of a number; its gradient at a large residual reads no parameter."""
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    output = jnp.dot(example["x"].astype(jnp.bfloat16), rounded["w"]) + rounded["b"]
+    return optax.huber_loss(output.astype(jnp.float32) - example["y"], delta=1.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rule", [None, PerLayerClipping(), AutomaticClipping()])
+def test_sound_bfloat16_regressions_pass_at_any_parameters(rule):
+    rng, how = np.random.default_rng(0), {"clipping": rule} if rule else {}
+    algorithm = dpsgd(regression_in_bfloat16, SGD, **how)
+    rows = {
+        "x": rng.normal(size=(16, 3)).astype(np.float32),
+        "y": rng.normal(size=16).astype(np.float32),
+    }
+    for draw in range(100):
+        scale = [0.0, 0.1, 1.0, 3.0][draw % 4]
+        params = {
+            name: jnp.float32(scale * rng.normal(size=n)) for name, n in (("w", 3), ("b", ()))
+        }
+        found = audited(algorithm, Deterministic(N, 16), rows=rows, seed=draw, params=params)
+        assert found.passed, (draw, found.lines())
