@@ -14,6 +14,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from accounting import profiles as profiles
+    from accounting import releases as releases
+    from accounting import worst_leaf as worst_leaf
     from accounting.attack import attack_accuracy as attack_accuracy
     from accounting.attack import attack_advantage as attack_advantage
     from accounting.calibration import calibrate as calibrate
@@ -57,10 +60,15 @@ _MODULES = {
 }
 """Module of each public name, imported on demand."""
 
+_SUBMODULES = {"profiles", "releases", "worst_leaf"}
+"""Modules that samplers use without importing them."""
+
 __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"accounting.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"accounting.{_MODULES[name]}"), name)

@@ -9,11 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from accounting import BallsAndBinsProfile, PrivacyProfile
+import accounting
+from accounting import PrivacyProfile, profiles
 from accounting.profile import UpperEnd
-from accounting.profiles.balls_and_bins import bins_profile
-from accounting.profiles.bins_grids import Assignment
-from accounting.profiles.truncation import TruncatedProfile, truncated_bins
 from samplers.attempts import Attempt, least_released, most_released, of_group, releases
 from samplers.epochs import RedrawnOrFixed
 from samplers.plans import Participations, example_dtype
@@ -80,28 +78,35 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
         return UpperEnd(upper, self._profile_of(noise_multiplier, complete, least))
 
     def _profile_of(
-        self, noise_multiplier: float, complete: int, draws: Sequence[Assignment]
+        self,
+        noise_multiplier: float,
+        complete: int,
+        draws: Sequence[profiles.bins_grids.Assignment],
     ) -> PrivacyProfile:
         assignments = Counter(bins for bins in draws if max(bins)[0])
         if complete:
             assignments[((1, self.group_steps),)] += complete
-        profile = bins_profile(noise_multiplier, assignments)
+        profile = profiles.balls_and_bins.bins_profile(noise_multiplier, assignments)
         if not self.truncates:
             return profile
-        return truncated_bins(profile, self.cap(self.shard_batch_size))
+        return profiles.truncation.truncated_bins(profile, self.cap(self.shard_batch_size))
 
-    def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
+    def truncated(
+        self, noise_multiplier: float, max_batch_size: int
+    ) -> profiles.truncation.TruncatedProfile:
         """Returns the cost with batches cut to `max_batch_size`."""
-        return truncated_bins(self._untruncated(noise_multiplier), self.cap(max_batch_size))
+        return profiles.truncation.truncated_bins(
+            self._untruncated(noise_multiplier), self.cap(max_batch_size)
+        )
 
-    def _untruncated(self, noise_multiplier: float) -> BallsAndBinsProfile:
+    def _untruncated(self, noise_multiplier: float) -> accounting.BallsAndBinsProfile:
         """Returns the profile of E epochs of T / c bins.
 
         Groups are public, so that an example falls into one of T / c known steps.
 
         Source: L. Chua et al., Balls-and-Bins Sampling for DP-SGD (AISTATS 2025), Theorem 3.1.
         """
-        return BallsAndBinsProfile(
+        return accounting.BallsAndBinsProfile(
             noise_multiplier, self.group_steps, self.epochs, assignment=self.assignment
         )
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+import accounting
 from accounting import PrivacyProfile
 from accounting.profile import UpperEnd
-from accounting.releases import ComposedProfile
 from samplers import plans
 from samplers.attempts import Attempt, check_attempts, entered_epochs, sizes_by_epoch
 from samplers.plans import EpochPlan, Participations, group, join_plans
@@ -253,7 +253,7 @@ class BatchSampler(abc.ABC):
             entered = [sum(entered)]
         elif self.drawn_epoch(self.epochs - 1) != 0:  # epochs of several draws are not alike
             entered = [self.epochs] * len(entered)
-        upper = ComposedProfile.from_profiles(
+        upper = accounting.releases.ComposedProfile.from_profiles(
             self.with_epochs(epochs).privacy(noise_multiplier) for epochs in entered
         )
         if [num_complete] == entered:

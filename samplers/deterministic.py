@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accounting import GaussianProfile, PrivacyProfile
+import accounting
+from accounting import PrivacyProfile
 from accounting.profile import UpperEnd
 from samplers.attempts import Attempt, check_attempts, sizes_of
 from samplers.base import BatchSampler
@@ -43,7 +44,7 @@ class InOrder(BatchSampler):
         Source: B. Balle and Y.-X. Wang, Improving the Gaussian Mechanism for Differential Privacy
         (2018), Theorem 8; J. Dong, A. Roth, W. Su, Gaussian Differential Privacy (2022), Cor. 3.3.
         """
-        return GaussianProfile(noise_multiplier / math.sqrt(self.epochs))
+        return accounting.GaussianProfile(noise_multiplier / math.sqrt(self.epochs))
 
     def privacy_of(
         self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
@@ -58,10 +59,10 @@ class InOrder(BatchSampler):
         if same_rows:
             sizes = [sizes_of(itertools.chain(*ranges), self.steps_per_epoch)]
         most, least = sum(map(max, sizes)), max(sum(map(min, sizes)), *map(max, sizes), 0)
-        upper = GaussianProfile(noise_multiplier / math.sqrt(most))
+        upper = accounting.GaussianProfile(noise_multiplier / math.sqrt(most))
         if least == most:
             return upper
-        return UpperEnd(upper, GaussianProfile(noise_multiplier / math.sqrt(least)))
+        return UpperEnd(upper, accounting.GaussianProfile(noise_multiplier / math.sqrt(least)))
 
     def row_law(self) -> KnownOrder:
         """Returns the law of consecutive batches; any known order costs as much."""

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+import accounting
 from accounting import PrivacyProfile
-from accounting.worst_leaf import worst_leaf
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.row_law import TreeDraws
 
@@ -129,7 +129,9 @@ class Multistage(EpisodeSampler):
         level = self._protected
         paths = tuple(dict.fromkeys(path[:level] for path in self.tree.shape.worst_paths))
         clipped = min(self._clipped, level)
-        return worst_leaf(noise_multiplier, self.steps, self.draws[:level], paths, clipped)
+        return accounting.worst_leaf.worst_leaf(
+            noise_multiplier, self.steps, self.draws[:level], paths, clipped
+        )
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
         """Returns a warning where sums reveal the drawn units."""

@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from accounting import PoissonProfile, PrivacyProfile
+import accounting
+from accounting import PrivacyProfile, profiles
 from accounting.profile import ComposesWithGaussian, UpperEnd
-from accounting.profiles.truncation import TruncatedProfile, truncated_steps
 from samplers.attempts import Attempt, check_attempts, releases, sizes_of
 from samplers.plans import Participations, example_dtype
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
@@ -83,7 +83,7 @@ class Poisson(VariableBatchSampler):
 
     def truncated(
         self, noise_multiplier: float, max_batch_size: int, steps: int | None = None
-    ) -> TruncatedProfile:
+    ) -> profiles.truncation.TruncatedProfile:
         """Returns the cost with batches cut to `max_batch_size`.
 
         Args:
@@ -93,7 +93,9 @@ class Poisson(VariableBatchSampler):
         """
         steps = self.num_steps // self.cycle_length if steps is None else steps
         profile, cap = self._untruncated(noise_multiplier, steps), self.cap(max_batch_size)
-        return truncated_steps(profile, cap, steps, noise_multiplier, exact=True)
+        return profiles.truncation.truncated_steps(
+            profile, cap, steps, noise_multiplier, exact=True
+        )
 
     def _untruncated(
         self, noise_multiplier: float, steps: int | None = None
@@ -107,7 +109,7 @@ class Poisson(VariableBatchSampler):
         composition.
         """
         steps = self.num_steps // self.cycle_length if steps is None else steps
-        return PoissonProfile(noise_multiplier, self.sampling_prob, steps)
+        return accounting.PoissonProfile(noise_multiplier, self.sampling_prob, steps)
 
     def row_law(self) -> IndependentRows:
         """Returns the law of independent entries within groups."""

@@ -13,10 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from accounting import GaussianProfile, PoissonProfile, PrivacyProfile, ShuffleProfile, epsilon
+import accounting
+from accounting import PrivacyProfile, epsilon, profiles
 from accounting.profile import UpperEnd
-from accounting.profiles.balls_and_bins import bins_profile
-from accounting.profiles.bins_grids import Assignment
 from samplers.attempts import Attempt, Sizes
 from samplers.epochs import EpochSampler, RedrawnOrFixed
 from samplers.plans import EpochPlan, Participations, chunk_ranges, example_dtype, group
@@ -58,7 +57,9 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         Source: L. Chua et al., How Private are DP-SGD Implementations? (ICML 2024), section 4; for
         several epochs Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024).
         """
-        return ShuffleProfile(noise_multiplier, self.steps_per_epoch, self.epochs, order=self.order)
+        return accounting.ShuffleProfile(
+            noise_multiplier, self.steps_per_epoch, self.epochs, order=self.order
+        )
 
     def privacy_of(
         self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
@@ -83,10 +84,14 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         assignments = Counter(bins for bins in map(self._bins, draws) if max(bins)[0])
         if complete:
             assignments[((1, self.steps_per_epoch),)] += complete
-        lower = bins_profile(noise_multiplier, assignments) if assignments else None
-        return UpperEnd(GaussianProfile(noise_multiplier / math.sqrt(most)), lower)
+        lower = (
+            profiles.balls_and_bins.bins_profile(noise_multiplier, assignments)
+            if assignments
+            else None
+        )
+        return UpperEnd(accounting.GaussianProfile(noise_multiplier / math.sqrt(most)), lower)
 
-    def _bins(self, sizes: Sizes) -> Assignment:
+    def _bins(self, sizes: Sizes) -> profiles.bins_grids.Assignment:
         """Returns bins that cost no more than the batches of a draw.
 
         Batches that are released equally often are exchangeable after a permutation. A smaller
@@ -115,7 +120,7 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
         """Returns a warning with the epsilon that Poisson accounting would claim."""
         q = self.batch_size / self.num_examples
-        claimed = epsilon(PoissonProfile(noise_multiplier, q, self.num_steps), delta)
+        claimed = epsilon(accounting.PoissonProfile(noise_multiplier, q, self.num_steps), delta)
         cost = epsilon(self.privacy(noise_multiplier), delta)
         if claimed.upper >= cost.upper:
             return ()

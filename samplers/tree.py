@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.worst_leaf import lowest_paths
+import accounting
 
 
 @dataclass(frozen=True)
@@ -243,5 +243,5 @@ class UnitTree:
             num_leaves=self.num_leaves,
             most_leaves=int(leaves.max()),
             mean_leaves=float(np.dot(reached, leaves)),
-            worst_paths=lowest_paths(self.paths()),
+            worst_paths=accounting.worst_leaf.lowest_paths(self.paths()),
         )

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from accounting import PrivacyProfile, default_delta
+from accounting import PrivacyProfile, default_delta, profiles
 from accounting.checks import check_guarantee_delta
-from accounting.profiles.truncation import Cap, TruncatedProfile
 from accounting.records import Count
 from samplers.base import BatchSampler
 from samplers.epochs import EpochSampler
@@ -93,7 +92,9 @@ class CappedBatchSampler(BatchSampler):
     def _untruncated(self, noise_multiplier: float) -> PrivacyProfile: ...
 
     @abc.abstractmethod
-    def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
+    def truncated(
+        self, noise_multiplier: float, max_batch_size: int
+    ) -> profiles.truncation.TruncatedProfile:
         """Returns the cost with batches cut to `max_batch_size`.
 
         Args:
@@ -101,9 +102,9 @@ class CappedBatchSampler(BatchSampler):
           max_batch_size: Largest number B < `largest_group` of examples of a shard's part.
         """
 
-    def cap(self, max_batch_size: int) -> Cap:
+    def cap(self, max_batch_size: int) -> profiles.truncation.Cap:
         """Returns the cut of the largest group of a shard to `max_batch_size`."""
-        return Cap(self.largest_group, self.sampling_prob, max_batch_size)
+        return profiles.truncation.Cap(self.largest_group, self.sampling_prob, max_batch_size)
 
     @cached_property
     def default_batch_size(self) -> int:

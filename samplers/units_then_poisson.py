@@ -9,8 +9,8 @@ from typing import Annotated
 
 import numpy as np
 
-from accounting import UnitsThenPoissonProfile
-from accounting.profiles.truncation import TruncatedProfile, truncated_steps
+import accounting
+from accounting import profiles
 from accounting.records import Count, Gt, Le
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
@@ -60,7 +60,9 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
         """Upper bound on the number of drawn units' examples."""
         return min(self.num_examples, math.prod(self.draws) * self.tree.shape.most_leaves)
 
-    def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
+    def truncated(
+        self, noise_multiplier: float, max_batch_size: int
+    ) -> profiles.truncation.TruncatedProfile:
         """Returns the cost with batches cut to `max_batch_size`.
 
         The batch size is stochastically at most Binomial(`largest_group`, `sampling_prob`).
@@ -70,9 +72,11 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
           max_batch_size: Largest number B of examples of a batch.
         """
         profile, cap = self._untruncated(noise_multiplier), self.cap(max_batch_size)
-        return truncated_steps(profile, cap, self.steps, noise_multiplier, exact=False)
+        return profiles.truncation.truncated_steps(
+            profile, cap, self.steps, noise_multiplier, exact=False
+        )
 
-    def _untruncated(self, noise_multiplier: float) -> UnitsThenPoissonProfile:
+    def _untruncated(self, noise_multiplier: float) -> accounting.UnitsThenPoissonProfile:
         """Returns the leaf level's profile, the drawn units treated as known.
 
         The leaf whose unit is drawn most often costs most.
@@ -81,7 +85,7 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
         likeliest, unit_size = shape.likeliest(self.draws)
         if len(self.draws) == 1:  # all units are drawn equally often
             unit_size = shape.most_leaves
-        return UnitsThenPoissonProfile(
+        return accounting.UnitsThenPoissonProfile(
             noise_multiplier, self.steps, likeliest, self.sampling_prob, siblings=unit_size - 1
         )
 

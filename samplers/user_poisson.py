@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from accounting import UserPoissonProfile
+import accounting
+from accounting import profiles
 from accounting.profile import ComposesWithGaussian
-from accounting.profiles.truncation import TruncatedProfile, truncated_users
 from accounting.records import Count
 from samplers.poisson import Poisson
 from samplers.population import Population
@@ -81,13 +81,13 @@ class UserPoisson(Poisson):
         Source: see `accounting.profiles.user_poisson`.
         """
         steps = self.num_steps if steps is None else steps
-        return UserPoissonProfile(
+        return accounting.UserPoissonProfile(
             noise_multiplier, steps, self.sampling_prob, self.max_contributions
         )
 
     def truncated(
         self, noise_multiplier: float, max_batch_size: int, steps: int | None = None
-    ) -> TruncatedProfile:
+    ) -> profiles.truncation.TruncatedProfile:
         """Returns the cost with batches cut to `max_batch_size`.
 
         Args:
@@ -96,7 +96,7 @@ class UserPoisson(Poisson):
           steps: Number of steps. Default: all T E.
         """
         steps = self.num_steps if steps is None else steps
-        return truncated_users(
+        return profiles.truncation.truncated_users(
             self._untruncated(noise_multiplier, steps),
             self.cap(max_batch_size),
             steps,
