@@ -268,8 +268,8 @@ class Checkpoints:
         """Raises ValueError for a link, whose target would outlive the run."""
         if self.folder.is_symlink():
             raise ValueError(
-                f"{self.folder} is a symbolic link to {os.readlink(self.folder)}: replace the link "
-                "by that folder"
+                f"{self.folder} is a symbolic link to {os.readlink(self.folder)}; move the "
+                "folder itself here, in place of the link"
             )
 
     def _paths(self) -> list[Path]:

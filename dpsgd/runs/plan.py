@@ -21,7 +21,7 @@ from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.decision import Continue, NewAttempt, Refuse, Saved, decide
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.draws import drawing_digest, keys_of, read_stop
-from dpsgd.runs.history import LedgerError
+from dpsgd.runs.history import History, LedgerError
 from dpsgd.runs.initial import EarlierModel, with_absolute_path
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger
@@ -297,20 +297,8 @@ def restore_run(
       LedgerError: if the run cannot resume as its guarantee assumes.
     """
     processes, history = Processes.current(), ledger.history
-    placement, stages, progress, _ = execution
-    folder.config(history)
-    task = recorded.task(given, progress)
-    stages.begin("accounting")
-    rows = rows_of(task)
-    run = _as_begun(history.attempts[0].terms, folder.path, recorded.spec, rows[1])
-    job = Job.of_task(task, run, rows=rows, placement=placement)
-    job.check_rows()
-    digest = job.digest()
-    if processes.first:
-        folder.check_data(digest)
-    stages.begin("compile")
-    job.programs()
-    _check_alike(job, recorded.record, digest)
+    _, stages, progress, _ = execution
+    job = _recorded_job(folder, recorded, history, given, execution)
     checkpoint = folder.checkpoints.latest(job.shapes())
     drawing = drawing_digest(job.mechanism.sampler)
     saved = [checkpoint.place] if checkpoint else []
@@ -340,6 +328,31 @@ def restore_run(
         folder.write_json("environment.json", job.environment())
         folder.cut_diagnostics(decision.step)
     return Start(job, checkpoint, keys_of(decision, job.mechanism.sampler, job.spec.insecure_seed))
+
+
+def _recorded_job(
+    folder: RunDirectory,
+    recorded: RecordedRun,
+    history: History,
+    given: Task | None,
+    execution: Execution,
+) -> Job:
+    """Returns the compiled job of a recorded run, whose data are those that it began with."""
+    placement, stages, progress, _ = execution
+    folder.config(history)
+    task = recorded.task(given, progress)
+    stages.begin("accounting")
+    rows = rows_of(task)
+    run = _as_begun(history.attempts[0].terms, folder.path, recorded.spec, rows[1])
+    job = Job.of_task(task, run, rows=rows, placement=placement)
+    job.check_rows()
+    digest = job.digest()
+    if Processes.current().first:
+        folder.check_data(digest)
+    stages.begin("compile")
+    job.programs()
+    _check_alike(job, recorded.record, digest)
+    return job
 
 
 def start_run(folder: RunDirectory, job: Job, ledger: Ledger) -> Start:

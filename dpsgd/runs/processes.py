@@ -17,7 +17,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,22 @@ def launched_by_cluster() -> bool:
     return slurm or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
 
 
+def _failure_line(this: str, place: str, resumes: str) -> Callable[[bool, str], str]:
+    """Returns a function of (met, why) that words why a process ended."""
+
+    def line(met: bool, why: str) -> str:
+        if not met:
+            return (
+                f"{this} did not meet the others at {place} ({why}): start all processes with "
+                "equal options but --process INDEX/..., and choose a free port"
+            )
+        aborted = why in ("SIGABRT", "SIGSEGV")
+        because = "another process ended, or did not answer" if aborted else why
+        return f"{this} was ended: {because}; {resumes}"
+
+    return line
+
+
 @contextmanager
 def together(
     coordinator: str | None = None,
@@ -241,18 +257,7 @@ def together(
         return
     this = "this process" if process_id is None else f"process {process_id} of {num_processes}"
     resumes = f"run `dpsgd resume {out}` in all processes to resume from the last checkpoint"
-
-    def line(met: bool, why: str) -> str:
-        if not met:
-            place = coordinator or "the cluster's address"
-            return (
-                f"{this} did not meet the others at {place} ({why}): start all processes with "
-                "equal options but --process INDEX/..., and choose a free port"
-            )
-        aborted = why in ("SIGABRT", "SIGSEGV")
-        because = "another process ended, or did not answer" if aborted else why
-        return f"{this} was ended: {because}; {resumes}"
-
+    line = _failure_line(this, coordinator or "the cluster's address", resumes)
     watched(watchdog_seconds, line)
     try:
         processes = _connect(coordinator, num_processes, process_id)
