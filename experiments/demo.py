@@ -13,7 +13,8 @@ import dpsgd
 from dpsgd.runs import report
 from experiments.cli.console import Console
 from experiments.cli.errors import in_one_line
-from experiments.cli.options import PLACE, asked_of
+from experiments.cli.help import asked_of
+from experiments.cli.options import PLACE
 from experiments.tasks.clicks.formats import DISPLAY
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks

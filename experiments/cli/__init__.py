@@ -25,6 +25,7 @@ from dpsgd.runs.stop import INTERRUPTED
 from experiments.cli import options
 from experiments.cli.console import going_on
 from experiments.cli.errors import in_one_line
+from experiments.cli.help import help_text
 from experiments.cli.program_cache import keep_programs
 
 COMMANDS = {
@@ -190,7 +191,7 @@ def help_of(words: Sequence[str]) -> str | None:
         return usage(other_words[0] if other_words else "")
     name, kind, other_words = question_of(other_words)
     command_options = kind.options(with_sampler(other_words))
-    return options.help_text(command_options, f"dpsgd {name}", kind.__doc__ or "")
+    return help_text(command_options, f"dpsgd {name}", kind.__doc__ or "")
 
 
 def usage(first: str) -> str:

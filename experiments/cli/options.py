@@ -1,16 +1,13 @@
-"""Options of commands: a flat table, built from dataclasses, for argparse and the help."""
+"""Options of commands: a flat table, built from dataclasses, for argparse."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import difflib
-import inspect
 import itertools
 import re
-import shutil
 import sys
-import textwrap
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -225,7 +222,7 @@ def parse(
     """
     check_removed(words)
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    _add(parser, [option for option in options if not option.place], {})
+    add_arguments(parser, [option for option in options if not option.place], {})
     try:
         namespace, remaining_words = parser.parse_known_args(list(words))
     except ValueError as error:
@@ -253,26 +250,6 @@ def parse(
     except Refused as error:
         raise ValueError(with_flags(error, options)) from None
     return defaults | values
-
-
-def asked_of(kind: type[_T], words: Sequence[str], command: str, about: str = "") -> _T:
-    """Parses a program's words to a dataclass, or prints help.
-
-    Args:
-      kind: Dataclass of the program's options.
-      words: Words after the program's name.
-      command: Name of the program.
-      about: Description in the help; by default the dataclass's docstring.
-
-    Raises:
-      ValueError: If an option is unknown, missing or has a wrong value; the message names it.
-      SystemExit: After the help was printed.
-    """
-    options = options_of(kind)
-    if {"--help", "-h"} & {*words}:
-        print(help_text(options, command, about or kind.__doc__ or ""))
-        raise SystemExit
-    return build(kind, parse(options, words, command))
 
 
 def _placed(options: Sequence[Option], words: list[str], command: str) -> dict[str, Any]:
@@ -303,7 +280,14 @@ def word_of(words: Sequence[str], name: str) -> str | None:
     return getattr(parser.parse_known_args(list(words))[0], name)
 
 
-def _add(parser: Any, options: Iterable[Option], groups: dict[str, Any]) -> None:
+def add_arguments(parser: Any, options: Iterable[Option], groups: dict[str, Any]) -> None:
+    """Adds options to a parser.
+
+    Args:
+      parser: Parser of argparse.
+      options: Options to add, without positional arguments.
+      groups: The parser's groups of arguments by heading; missing groups are added.
+    """
     for option in options:
         if (group := groups.get(option.group)) is None:
             group = groups[option.group] = parser.add_argument_group(option.group)
@@ -376,69 +360,6 @@ def with_flags(error: ValueError, options: Iterable[Option]) -> str:
     if first and "_" not in first[0]:
         line = flags.get(first[0], first[0]) + line[first.end() :]
     return re.sub(r"(?<![\w/.-])\w+_\w+\b", lambda match: flags.get(match[0], match[0]), line)
-
-
-# --- Help -----------------------------------------------------------------------------------------
-
-
-def help_text(options: Sequence[Option], command: str, about: str) -> str:
-    """Returns the help of a command.
-
-    Args:
-      options: All options of the command.
-      command: Words of the command.
-      about: Docstring of the command's question, as its description.
-    """
-    width = shutil.get_terminal_size().columns
-    needed = [f"{option.flag} {option.metavar}" for option in options if _needed(option)]
-    places = [_place(option) for option in options if option.place]
-    usage = " ".join(["usage:", command, *needed, "[OPTIONS]", *places])
-    indent = " " * len("usage: ")
-    lines = textwrap.wrap(usage, width, subsequent_indent=indent, break_on_hyphens=False)
-    parser = _Parser(add_help=False, usage=argparse.SUPPRESS, formatter_class=_formatter(width))
-    parser.description = paragraphs(about, width)
-    groups: dict[str, Any] = {}
-    for option in (option for option in options if option.place):
-        first = parser.add_argument_group("arguments") if not groups else groups["arguments"]
-        groups["arguments"] = first
-        first.add_argument(option.name, metavar=option.flag, help=option.help.replace("%", "%%"))
-    groups["options"] = parser.add_argument_group("options")
-    groups["options"].add_argument("-h", "--help", action="store_true", help="Show this help.")
-    _add(parser, [option for option in options if not option.place], groups)
-    return "\n".join([*lines, "", parser.format_help().strip()])
-
-
-def _needed(option: Option) -> bool:
-    return option.default is MISSING and not option.place
-
-
-def _place(option: Option) -> str:
-    name = f"{option.flag} [...]" if option.length else option.flag
-    return name if option.default is MISSING else f"[{name}]"
-
-
-def _formatter(width: int) -> Any:
-    return lambda prog: argparse.RawDescriptionHelpFormatter(
-        prog, width=width, max_help_position=24
-    )
-
-
-def paragraphs(text: str, width: int) -> str:
-    """Fills the paragraphs of a docstring, without its attributes.
-
-    Args:
-      text: Docstring.
-      width: Width of the terminal in columns.
-
-    >>> paragraphs("Train a task. Write a run directory.", 20)
-    'Train a task. Write\\na run directory.'
-    """
-    text = inspect.cleandoc(text).partition("\nAttributes:")[0]
-    blocks = []
-    for block in re.split(r"\n{2,}", text.strip()):
-        plain = not block.startswith(" ")
-        blocks.append(textwrap.fill(" ".join(block.split()), width) if plain else block)
-    return "\n\n".join(blocks)
 
 
 def look_in_the_current_folder() -> None:

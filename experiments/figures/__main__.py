@@ -15,7 +15,7 @@ from dpsgd.runs.report import table as markdown_table
 from experiments.cli import outputs
 from experiments.cli.console import Console
 from experiments.cli.errors import in_one_line, require
-from experiments.cli.options import asked_of
+from experiments.cli.help import asked_of
 from experiments.figures import FIGURES, Options
 
 if TYPE_CHECKING:
