@@ -114,7 +114,9 @@ def audit_queries(
     report = audit_program(
         algorithm, priced, state.params, read, state=state, layout=run.layout, root=root
     )
-    same = CheckResult("they are released as they are priced", released == priced, str(sums))
+    same = CheckResult(
+        "they are released at their priced noise and clip norm", released == priced, str(sums)
+    )
     checks = (
         check._replace(name=f"sums over all rows: {check.name}") for check in (same, *report.checks)
     )

@@ -29,7 +29,7 @@ CONFIDENCE = 0.99
 _THRESHOLDS = 400
 
 Play = Callable[[int, int], tuple[Scores, Scores]]
-"""(gradient of the other examples in units of C, trials) -> scores of that many fresh runs with the
+"""(gradient of all other examples in units of C, trials) -> scores of that many fresh runs with the
 canary, and scores of equally many runs without it.
 """
 
@@ -48,9 +48,15 @@ class Event(NamedTuple):
     threshold: float
 
     def sides(self, present: Scores, absent: Scores) -> tuple[np.ndarray, np.ndarray, float]:
-        """Returns the favoured world's scores, the other world's, and a threshold.
+        """Returns scores and threshold of the event {score >= threshold}.
 
-        The event happens in the runs whose returned score is at least the threshold.
+        Args:
+          present: Scores of runs with the canary.
+          absent: Scores of runs without it.
+
+        Returns:
+          float64[trials] of the world that the event favours, float64[trials] of the opposite
+          world, and the threshold.
         """
         if self.present:
             return present[self.score], absent[self.score], self.threshold
@@ -92,13 +98,13 @@ class BlackBoxReport(NamedTuple):
         return self.epsilon_lower > self.claim.upper
 
     @property
-    def shown(self) -> str:
+    def formatted_bound(self) -> str:
         """Lower bound as text, rounded down."""
         return Bound(self.epsilon_lower, math.inf).format_lower()
 
     @property
     def detection_limit(self) -> float:
-        """Largest epsilon that these trials could have shown, without any false positive."""
+        """Lower bound that these trials would give without false positives."""
         rate = self.true_positives / self.trials
         unseen = -math.log((1 - self.confidence) / 2) / self.trials
         return math.log(rate / unseen) if rate > 0 else -math.inf
@@ -106,13 +112,13 @@ class BlackBoxReport(NamedTuple):
     def lines(self) -> list[str]:
         """Returns the report as lines of text, the verdict last."""
         relation = ">=" if self.event.present else "<="
-        world = "present" if self.event.present else "absent"
+        world, opposite = ("with", "without") if self.event.present else ("without", "with")
         lines = [
             f"game: canary +1, {self.game}; {self.trials:,} runs counted in each world",
-            f"event: {self.event.score} {relation} {self.event.threshold:.4g}, which favours "
-            f"'canary {world}': {self.true_positives:,} times there, "
-            f"{self.false_positives:,} times in the other world",
-            f"epsilon >= {self.shown} at delta {format_delta(self.delta)}, "
+            f"event: {self.event.score} {relation} {self.event.threshold:.4g}, in "
+            f"{self.true_positives:,} runs {world} the canary and {self.false_positives:,} runs "
+            f"{opposite} it",
+            f"epsilon >= {self.formatted_bound} at delta {format_delta(self.delta)}, "
             f"with confidence {self.confidence:.0%}",
             f"claimed: epsilon <= {self.claim.format_upper()}",
             f"detection limit: {self.detection_limit:.3f}",
@@ -120,8 +126,10 @@ class BlackBoxReport(NamedTuple):
         if self.violation:
             return [*lines, "black-box audit: VIOLATION: the claim is wrong"]
         if self.detection_limit <= self.claim.upper:
-            lines.append("too few trials to refute this claim, whatever the truth: raise --trials")
-        return [*lines, "black-box audit: consistent"]
+            lines.append(
+                "too few trials to refute this claim, even if it were wrong: raise --trials"
+            )
+        return [*lines, "black-box audit: consistent with the claim"]
 
 
 def black_box_audit(
@@ -155,10 +163,10 @@ def black_box_audit(
     if trials < 100:
         raise ValueError(f"trials must be at least 100, got {trials}")
     if mechanism.noise_multiplier == 0:
-        raise ValueError("there is nothing to audit: noise_multiplier is 0")
+        raise ValueError("noise_multiplier is 0: a run without noise has no guarantee to audit")
     if mechanism.sampler.clipped_shape:
         raise ValueError(
-            "the black-box audit plays with examples clipped each by itself, not units"
+            "the sampler clips units of examples; the black-box audit needs one that clips examples"
         )
     runs = Runs(mechanism, root or RootKey.from_entropy(), build, progress)
     return bound_epsilon(
@@ -189,6 +197,11 @@ def bound_epsilon(
 
     Raises:
       ValueError: If `delta` is not in (0, 0.1).
+
+    >>> def play(gradient, trials):
+    ...     return {"sum": np.ones(trials)}, {"sum": np.zeros(trials)}
+    >>> bound_epsilon(play, Bound(0.9, 1.0), delta=1e-6, trials=300).violation
+    True
     """
     check_guarantee_delta(delta)
     counted = trials // 2
@@ -225,6 +238,12 @@ def choose_event(
     """Returns the largest bound of an event, and the event.
 
     The bound is biased, because the same trials choose the event.
+
+    Args:
+      present: Scores of runs with the canary.
+      absent: Scores of runs without it.
+      delta: Probability delta of the claim.
+      confidence: Probability that the bound of a fixed event is valid.
     """
     best = -math.inf, Event(next(iter(present)), True, math.inf)
     for name, is_present in itertools.product(present, (True, False)):

@@ -71,7 +71,7 @@ def check_sampler(sampler: BatchSampler, *, noise_multiplier: float = 1.0) -> Au
     checks += draw_checks(sampler, sampler, seed=2**127 + 1, bands=sampler.separation)
     if all(check.passed for check in checks):
         checks += law_checks(sampler, entries=THOROUGH)
-    if any(check.name == LAW and not check.made for check in checks):
+    if any(check.name == LAW and not check.performed for check in checks):
         checks.append(CheckResult(LAW, False, "row_law"))
     return _required(checks)
 
@@ -128,7 +128,7 @@ def check_clipping(
     batch_size: int = 64,
     num_rows: int | None = None,
 ) -> AuditReport:
-    """Checks the bound C on each example's contribution to a sum.
+    """Checks that an example moves sums by at most C.
 
     Args:
       algorithm: Algorithm whose `clipped_sum` is tested, or a per-example loss.
@@ -166,6 +166,9 @@ def check_optimizer(
       AssertionError: If the optimizer holds an array, such as rows, that is no scalar and has no
         parameter's shape; its state depends on private values or on its call; or it changes shapes
         or dtypes.
+
+    >>> check_optimizer(optax.adam(1e-3)).passed
+    True
     """
     if params is None:
         params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
@@ -184,26 +187,22 @@ def check_optimizer(
     same = jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
     same &= _shapes(next_state) == _shapes(state.opt_state)
     detail = f"{len(leaves)} arrays, and {len(jax.tree.leaves(next_state))} of its state"
-    checks.append(CheckResult("shapes and types stay what they are", same, detail))
+    checks.append(CheckResult("shapes and dtypes stay the same", same, detail))
     traces = (
         jax.make_jaxpr(optimizer.init)(params),
         jax.make_jaxpr(optimizer.update)(gradient, state.opt_state, params),
     )
-    allowed_shapes = {(), *map(jnp.shape, leaves)}
-    other_shapes = sorted(
-        {x.shape for trace in traces for x, _ in held_arrays(trace)} - allowed_shapes
-    )
-    name = "every array in a closure of it is of a parameter's shape"
-    checks.append(
-        CheckResult(name, not other_shapes, f"others: {other_shapes}" if other_shapes else "")
-    )
+    allowed = {(), *map(jnp.shape, leaves)}
+    others = sorted({x.shape for trace in traces for x, _ in held_arrays(trace)} - allowed)
+    name = "arrays in its closures have shapes of parameters"
+    checks.append(CheckResult(name, not others, f"others: {others}" if others else ""))
     alike = _alike(optimizer.init(params), optimizer.init(params))
-    checks.append(CheckResult("it begins alike each time", alike, ""))
+    checks.append(CheckResult("its initial state is always the same", alike, ""))
     return _required(checks)
 
 
 def check_task(task: Any, *, batch_size: int = 32) -> AuditReport:
-    """Checks the rows, the loss and the parameters of a task.
+    """Checks a task's rows, loss and parameters.
 
     Args:
       task: Task as in `dpsgd.Task`, with `init`, `loss` and `generated`, and optionally `describe`,
@@ -220,7 +219,9 @@ def check_task(task: Any, *, batch_size: int = 32) -> AuditReport:
     counts = sorted({len(leaf) for leaf in jax.tree.leaves(rows)})
     checks = [
         CheckResult("equal seeds give equal parameters", _alike(params, task.init(0)), ""),
-        CheckResult("synthetic rows are as many as wanted", counts == [_ROWS], str(counts)),
+        CheckResult(
+            "`generated` returns the requested number of rows", counts == [_ROWS], str(counts)
+        ),
     ]
     if hasattr(task, "columns"):
         data = task.columns()
@@ -230,7 +231,7 @@ def check_task(task: Any, *, batch_size: int = 32) -> AuditReport:
     if hasattr(task, "describe"):
         described = json.loads(json.dumps(task.describe()))
         same = described == json.loads(json.dumps(task.describe()))
-        checks.append(CheckResult("it is described as JSON, each time alike", same, ""))
+        checks.append(CheckResult("its description is JSON, and always the same", same, ""))
     algorithm = dpsgd(task.loss, optax.sgd(0.1))
     sampler = Poisson(num_rows, min(batch_size, num_rows))
     mechanism = Mechanism(sampler, 1.0, 1.0, full_sums=FullSums(2, 1.0))
@@ -248,9 +249,9 @@ def check_loop(
     params: PyTree,
     rows: PyTree,
 ) -> AuditReport:
-    """Checks a loop that takes the steps of a run itself.
+    """Checks an own training loop against the audited program.
 
-    The program of the run is audited, as before `train`. Then the loop must come to the state of
+    The program of the run is audited, as before `train`. Then the loop must reach the state of
     `train_blocks` under equal keys: optimizer state included, within float32's rounding. Some
     synthetic rows are large, so that their gradients are clipped.
 
@@ -262,7 +263,7 @@ def check_loop(
       rows: Synthetic examples, each leaf [rows, ...]; they are repeated to the sampler's number.
 
     Raises:
-      AssertionError: If the program fails its audit, or the loop comes to another state.
+      AssertionError: If the program fails its audit, or the loop reaches another state.
     """
     count = mechanism.sampler.num_examples
     data = jax.tree.map(lambda x: _enlarged(np.resize(x, (count, *x.shape[1:]))), rows)
@@ -272,12 +273,12 @@ def check_loop(
     initial, expected = state, block.state
     reached = loop(algorithm.init(params, mechanism, data), data, keys)
     same = jax.tree.structure(reached) == jax.tree.structure(expected)
-    name = "the loop comes to the state of the audited program"
+    name = "the loop reaches the state of the audited program"
     if not same:
-        return _required([*checks, CheckResult(name, False, "another structure of the state")])
+        return _required([*checks, CheckResult(name, False, "the state has another structure")])
     leaves = zip(*map(jax.tree.leaves, (initial, expected, reached)), strict=True)
     error = max(_relative_error(*map(np.asarray, triple)) for triple in leaves)
-    detail = f"largest difference {error:.1e} of the change of an array"
+    detail = f"largest difference {error:.1e} times the change of an array"
     return _required([*checks, CheckResult(name, error <= _LOOP_ERROR, detail)])
 
 
@@ -374,8 +375,8 @@ def _price_checks(noise: Noise, sampler: BatchSampler) -> list[CheckResult]:
     proved, twice = Noise.privacy(noise, sampler, 1.0), [run, run]
     costs = {
         "a run": (noise.privacy(sampler, 1.0), proved),
-        "a run as one part": (noise.privacy_of(sampler, 1.0, [run]), proved),
-        "two parts": (
+        "a run as one segment": (noise.privacy_of(sampler, 1.0, [run]), proved),
+        "two segments": (
             noise.privacy_of(sampler, 1.0, twice),
             Noise.privacy_of(noise, sampler, 1.0, twice),
         ),
@@ -384,7 +385,7 @@ def _price_checks(noise: Noise, sampler: BatchSampler) -> list[CheckResult]:
     for segments, profiles in costs.items():
         stated, bound = (profile.epsilon(_DELTA) for profile in profiles)
         passed = stated.confidence == 1 and bound.upper <= _above(stated)
-        name = f"the cost of {segments} is proved, and no less than bands and columns say"
+        name = f"the cost of {segments} is proved, and at least that of its bands and columns"
         checks.append(CheckResult(name, passed, f"{stated:.4g}, and at least {bound:.4g}"))
     return checks
 

@@ -24,7 +24,7 @@ from samplers.plans import EpochPlan
 from samplers.row_law import RowLaw
 from samplers.shards import Shards
 
-DRAWS = "the draws are what their cost assumes"
+DRAWS = "batches are drawn as their cost assumes"
 
 _EPOCHS = 9  # first epochs that are read
 _SMALL = 2**18  # examples, above which three first epochs are read
@@ -43,7 +43,7 @@ class Epoch(NamedTuple):
       number: Number of the epoch.
       examples: Example of each entry in the compared chunks, ascending: int64[entries].
       steps: Step of each entry in the epoch, ascending for each example: int64[entries].
-      parts: Number of rows for each shard and step, from all chunks: int64[shards, T].
+      shard_sizes: Number of rows for each shard and step, from all chunks: int64[shards, T].
       strays: Number of absent examples, plus participations beyond an example's first.
     """
 
@@ -51,12 +51,12 @@ class Epoch(NamedTuple):
     number: int
     examples: np.ndarray
     steps: np.ndarray
-    parts: np.ndarray
+    shard_sizes: np.ndarray
     strays: int
 
     def keys(self) -> np.ndarray:
-        """Returns i T + t for each entry (i, t), ascending: int64[entries]."""
-        return self.examples * self.parts.shape[1] + self.steps
+        """Returns ascending entry keys, example * T + step: int64[entries]."""
+        return self.examples * self.shard_sizes.shape[1] + self.steps
 
 
 def draw_checks(
@@ -81,7 +81,7 @@ def draw_checks(
     detail = fault or f"{len(draws.read)} epochs, as training reads them"
     checks = [CheckResult(DRAWS, not fault, detail)]
     if law is None:
-        why = f"not audited: {type(claimed).__name__} states no law of its rows (row_law)"
+        why = f"not audited: {type(claimed).__name__} states no law of its draws (row_law)"
         checks.append(CheckResult.skipped(LAW, why))
     return checks
 
@@ -112,22 +112,18 @@ class Draws:
         first = _EPOCHS if sampler.num_examples <= _SMALL else 3
         first_epochs = range(min(first if sampler.num_examples <= _LARGE else 1, sampler.epochs))
         last_epochs = sorted({max(0, sampler.epochs - 2), sampler.epochs - 1} - {*first_epochs})
-        runs = (
-            [first_epochs, range(last_epochs[0], last_epochs[-1] + 1)]
-            if last_epochs
-            else [first_epochs]
-        )
+        runs = [first_epochs]
+        if last_epochs:
+            runs.append(range(last_epochs[0], last_epochs[-1] + 1))
         self.read = [epoch for epochs in runs for epoch in self._read(0, epochs)]
         self.read += self._read(1, range(1))
-        if (
-            not last_epochs and sampler.epochs > 1
-        ):  # else a source has begun at one of the last epochs
+        if not last_epochs and sampler.epochs > 1:  # else a source has begun at a late epoch
             [resumed], read = self._read(0, first_epochs[-1:]), self.read[len(first_epochs) - 1]
             if not np.array_equal(resumed.keys(), read.keys()):
                 self._wrong(f"a run that resumes at epoch {first_epochs[-1]} reads other batches")
         cap = sampler.shard_batch_size
         self.cut = not sampler.accumulates and cap < sampler.num_examples
-        self.cut = self.cut and any((epoch.parts >= cap).any() for epoch in self.read)
+        self.cut = self.cut and any((epoch.shard_sizes >= cap).any() for epoch in self.read)
         self.drawn = [self._planned(e.seed, e.number) for e in self.read] if self.cut else self.read
 
     def _read(self, number: int, epochs: range) -> Iterator[Epoch]:
@@ -160,7 +156,7 @@ class Draws:
         if not np.array_equal(weights, real):
             self._wrong("weights are not 0 or 1")
         if real[starts[-1] :].any():
-            self._wrong("a pass of no step has rows that count")
+            self._wrong("a pass after the last step has rows with positive weight")
         real = real[: starts[-1]]
         steps = np.arange(first, first + starts.size - 1, dtype=np.int64)
         entry_steps = np.repeat(np.repeat(steps, np.diff(starts)), np.count_nonzero(real, axis=1))
@@ -170,7 +166,7 @@ class Draws:
             begins = [self.sampler.shard_range(k).start for k in range(self.sampler.num_shards)]
             offset = np.broadcast_to(np.array(begins)[block.shards], real.shape)[real]
             if not np.array_equal(within, examples - offset):
-                self._wrong("places and numbers in a shard are of different examples")
+                self._wrong("row numbers and row numbers within a shard disagree")
         return examples, entry_steps
 
     def _compare_shards(self, block: IndexBlock) -> None:
@@ -187,7 +183,7 @@ class Draws:
                 and np.array_equal(placed, block.places[:, columns])
                 and np.array_equal(shard_block.shards, block.shards[columns])
             ):
-                self._wrong(f"a process that holds shard {shard} alone reads other batches")
+                self._wrong(f"a process with shard {shard} alone reads other batches")
 
     def _planned(self, number: int, epoch: int) -> Epoch:
         starts, examples = self.sampler.plan(self.seeds[number], epoch)
@@ -230,10 +226,12 @@ class Draws:
         epochs = [epoch for epoch in self.read if epoch.seed == 0]
         for epoch in epochs[:3] + epochs[3:][-3:]:
             if self._differs(epoch):
-                yield f"batches of epoch {epoch.number} are not the rows that the cost is about"
+                yield f"batches of epoch {epoch.number} differ from `participations`"
         for read, planned in zip(self.read, self.drawn, strict=True):
-            if self.cut and not np.array_equal(read.parts, np.minimum(planned.parts, cap)):
-                yield f"batches of epoch {read.number} are not cut to {cap:,} rows"
+            if self.cut and not np.array_equal(
+                read.shard_sizes, np.minimum(planned.shard_sizes, cap)
+            ):
+                yield f"batches of epoch {read.number} are not truncated to {cap:,} rows"
         yield from _cut_faults(self.sampler, self.seeds[0])
         yield from _secret_faults(self.sampler, self.seeds[0])
 
@@ -249,12 +247,15 @@ class Draws:
         missing = np.setdiff1d(expected, actual)
         if self.cut:  # a truncated batch lacks rows
             examples, steps = np.divmod(missing, length)
-            full = epoch.parts[self._shards.shard_of(examples), steps] >= sampler.shard_batch_size
+            full = (
+                epoch.shard_sizes[self._shards.shard_of(examples), steps]
+                >= sampler.shard_batch_size
+            )
             missing = missing[~full]
         return bool(missing.size or np.setdiff1d(actual, expected).size)
 
     def repeated(self, law: RowLaw) -> str:
-        """Returns a message on draws wrongly equal, or wrongly different; empty if none."""
+        """Describes draws that are wrongly equal or different; else empty."""
         if law.units is not None:
             return ""
         first_keys = None if law.redrawn else self.drawn[0].keys()
@@ -268,7 +269,7 @@ class Draws:
                 and epoch.seed == 0
                 and not np.array_equal(first_keys, epoch.keys())
             ):
-                return f"epoch {epoch.number} differs from epoch 0, and all are claimed to be alike"
+                return f"epoch {epoch.number} differs from epoch 0, but equal epochs are claimed"
             if first_keys is not None and epoch.seed == 0 and epoch.number:
                 continue
             keys, length = epoch.keys(), self.sampler.steps_per_epoch
@@ -281,7 +282,7 @@ class Draws:
                 digest = hashlib.blake2b(relative.tobytes(), digest_size=16).digest()
                 name = f"epoch {epoch.number} of seed {epoch.seed}, chunk {chunk}"
                 if digest in names_by_digest:
-                    return f"{names_by_digest[digest]} and {name} are one draw"
+                    return f"{names_by_digest[digest]} and {name} are the same draw"
                 names_by_digest[digest] = name
         return ""
 
@@ -293,13 +294,13 @@ def _law_faults(
     sampler, priced = draws.sampler, law.steps_per_epoch * law.epochs
     if law.units is not None and law.units.shape[1] != sampler.num_examples:
         n = law.units.shape[1]
-        yield f"units of {n:,} examples are claimed, and {sampler.num_examples:,} are drawn"
+        yield f"units of {n:,} examples are claimed, but {sampler.num_examples:,} are drawn"
     if not law.once and sampler.num_steps > priced:
-        yield f"the run has {sampler.num_steps:,} steps, and {priced:,} are priced"
+        yield f"the run has {sampler.num_steps:,} steps, but the cost covers {priced:,}"
     if law.once:
         most = max(int(np.bincount(e.examples, minlength=1).max()) for e in draws.drawn)
         if most * sampler.epochs > law.epochs:
-            times = f"{most * sampler.epochs:,} times, and {law.epochs:,} are priced"
+            times = f"{most * sampler.epochs:,} times, but the cost covers {law.epochs:,}"
             yield f"an example takes part {times}"
     nearest = min(claimed.separation, _separation(draws, law)) if bands > 1 else bands
     if nearest < bands:
@@ -322,12 +323,14 @@ def _epoch_faults(epoch: Epoch, law: RowLaw) -> Iterator[str]:
     name = f"in epoch {epoch.number}"
     if law.once and epoch.strays:
         yield f"every example takes part once an epoch, and {epoch.strays:,} do not {name}"
-    if law.batch_sizes is not None and not np.array_equal(epoch.parts.sum(0), law.batch_sizes):
+    if law.batch_sizes is not None and not np.array_equal(
+        epoch.shard_sizes.sum(0), law.batch_sizes
+    ):
         yield f"batches have other sizes than claimed {name}"
     if law.certain and np.any(law.rate(epoch.examples, epoch.steps) != 1):
-        yield f"examples are in other steps than the order says {name}"
+        yield f"examples are in other steps than in the claimed order {name}"
     if law.cycle_length > 1 and np.any((epoch.examples - epoch.steps) % law.cycle_length):
-        yield f"examples take part in steps of another group {name}"
+        yield f"examples take part in steps of other groups {name}"
     if law.units is not None:
         for level, most in enumerate(law.most_units):
             if np.unique(law.units[level, epoch.examples]).size > most:
@@ -358,12 +361,15 @@ def _separation(draws: Draws, law: RowLaw) -> int:
 
 
 def some_members(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
-    """Returns some examples, ascending, with the first and the last: int32[size].
+    """Samples examples, always with the first and the last.
 
     Args:
       rng: Generator that chooses the examples.
       n: Number of examples.
       size: Number of examples to return, at most n.
+
+    Returns:
+      Indices of examples, ascending: int32[size].
     """
     members = (
         rng.permutation(n)[:size] if n <= 8 * size else np.unique(rng.integers(0, n, 2 * size))
@@ -373,7 +379,7 @@ def some_members(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
 
 
 def cuts(sampler: BatchSampler) -> bool:
-    """Returns True if a batch may exceed the cap of a shard."""
+    """Returns True if batches may exceed a shard's cap."""
     law = stated_law(sampler)
     fixed = law is None or law.batch_sizes is not None
     return sampler.shard_batch_size < len(sampler.shard_range(0)) and not fixed
@@ -391,15 +397,15 @@ def _cut_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
             passes = sampler.passes(members, seed, 0, shard)
             rows = np.concatenate(passes)
             expected_size = size if sampler.accumulates else cap
-            batch = f"of a batch of {size:,} rows, for a cap of {cap:,},"
+            batch = f"batch of {size:,} rows with cap {cap:,}:"
             if max(map(len, passes)) > cap:
-                yield f"{batch} a pass has more rows"
+                yield f"{batch} a pass exceeds the cap"
             if np.unique(rows).size < rows.size:
                 yield f"{batch} an example is taken twice"
             if rows.size != expected_size or not np.isin(rows, members).all():
-                yield f"{batch} {rows.size:,} are taken in place of {expected_size:,}"
+                yield f"{batch} {rows.size:,} rows are taken, not {expected_size:,}"
             if not sampler.accumulates and len(passes) > 1:
-                yield f"{batch} {len(passes)} passes are taken in place of one"
+                yield f"{batch} {len(passes)} passes are taken, not one"
 
 
 def _secret_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
@@ -407,10 +413,12 @@ def _secret_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
     used_seeds: set[int] = set()
 
     def plan(seed: int, epoch: int, *shard: int) -> EpochPlan:
+        """Records the seed of an epoch's plan."""
         used_seeds.add(seed)
         return EpochPlan(np.zeros(sampler.steps_per_epoch + 1, np.int64), np.zeros(0, np.int32))
 
     def passes(members: np.ndarray, seed: int, *step_and_shard: int) -> list[np.ndarray]:
+        """Records the seed of a batch's passes."""
         used_seeds.add(seed)
         return [members]
 
@@ -422,4 +430,4 @@ def _secret_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
         source = BatchSource(recorder, lambda drawn: seed + drawn)
         source.passes_by_shard(epoch * sampler.steps_per_epoch)
         if used_seeds != {seed + sampler.drawn_epoch(epoch)}:
-            yield f"epoch {epoch} is drawn or cut by the secret of another epoch"
+            yield f"epoch {epoch} is drawn or truncated with the seed of another epoch"

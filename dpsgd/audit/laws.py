@@ -182,7 +182,7 @@ class _Tests:
     def pvalues(self) -> Iterator[tuple[str, list[Any]]]:
         """Yields the name and the p-values of each check."""
         yield "examples and steps are drawn at the rates of the law", [*self._shares()]
-        yield "no entry comes again more often than chance has it", [self._returns()]
+        yield "no example returns to a step more often than by chance", [self._returns()]
         if self._law.independent:
             yield "batch sizes vary as the law says", [self._sizes()]
         yield "epochs and seeds are drawn independently", [*self._pairs()]
@@ -383,8 +383,9 @@ class _UnitTests(_Tests):
         self._width = np.diff(self._begin, append=order.size)
 
     def pvalues(self) -> Iterator[tuple[str, list[Any]]]:
+        """Yields the name and the p-values of each check."""
         yield "units and their examples are drawn at the rates of the law", [*self._unit_shares()]
-        yield "examples of a unit are drawn alike", [*self._ranks()]
+        yield "examples of a unit are drawn at equal rates", [*self._ranks()]
         yield "epochs and seeds are drawn independently", [*self._unit_pairs()]
         yield "examples take part together as often as the law says", [*self._together()]
 
@@ -515,7 +516,7 @@ def _cut_pvalues(sampler: BatchSampler, law: RowLaw) -> Iterator[tuple[str, list
     residues = members % _GROUPS
     by_residue, of_residue = np.bincount(residues, count), np.bincount(residues)
     yield (
-        "rows that survive a cut are uniform",
+        "rows that survive truncation are uniform",
         [
             _binomial(count, len(draws), share),
             _binomial(np.cumsum(count)[:-1], len(draws) * np.arange(1, size), share),
@@ -535,7 +536,7 @@ def _cut_pvalues(sampler: BatchSampler, law: RowLaw) -> Iterator[tuple[str, list
     alone = (of_shard[first] == 0) & (of_shard[second] == 0) & (seeds[first] == seeds[second])
     pooled.append(common[alone & (step[second] == step[first] + length)])
     yield (
-        "every step, shard and seed cuts by itself",
+        "every step, shard and seed truncates independently",
         [
             _binomial(common, cap, share),
             *(_binomial(x.sum(), cap * x.size, share) for x in pooled if x.size),

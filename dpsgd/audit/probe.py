@@ -31,8 +31,8 @@ from samplers.batches import IndexBlock, zeros
 PyTree = Any
 
 
-def held(state: TrainState, params: PyTree = None) -> TrainState:
-    """Copies a state to the host, without the state of its noise.
+def host_copy(state: TrainState, params: PyTree = None) -> TrainState:
+    """Copies a state without its noise state to the host.
 
     Arrays of one repeated value, such as the moments of a first state, take no memory.
 
@@ -42,6 +42,7 @@ def held(state: TrainState, params: PyTree = None) -> TrainState:
     """
 
     def narrow(leaf: Any) -> Any:
+        """Broadcasts one scalar for a leaf of equal entries."""
         if not isinstance(leaf, np.ndarray) or not leaf.size or leaf.dtype.itemsize > 8:
             return leaf
         bits = leaf.view(f"u{leaf.dtype.itemsize}")  # 0 and -0 are two
@@ -51,6 +52,7 @@ def held(state: TrainState, params: PyTree = None) -> TrainState:
         )
 
     def shared(copy: Any, own: Any) -> Any:
+        """Returns `own` unless the copy has another shape or dtype."""
         return own if (copy.shape, copy.dtype) == (own.shape, own.dtype) else copy
 
     copied = jax.tree.map(narrow, hosted(state._replace(noise=())))
@@ -109,11 +111,11 @@ class Probe:
           ValueError: If the mechanism has no noise, or there are no rows.
         """
         if mechanism.noise_multiplier == 0:
-            raise ValueError("there is nothing to audit: noise_multiplier is 0")
+            raise ValueError("noise_multiplier is 0: a run without noise has no guarantee to audit")
         sampler = mechanism.sampler
         self.algorithm, self.mechanism = algorithm, mechanism
         self.root = root or RootKey.from_entropy()
-        self.state = held(state)
+        self.state = host_copy(state)
         self.block = math.prod(sampler.clipped_shape)
         if algorithm.tables is not None:
             example = shapes_of_rows(rows, *sampler.clipped_shape)
@@ -158,7 +160,7 @@ class Probe:
         return rows
 
     def looked_up(self, plan: IndexBlock, step: int, attempt: int = 0) -> dict[int, np.ndarray]:
-        """Returns the row indices that a batch looks up, by table.
+        """Returns the looked-up row indices of each lazy table.
 
         Args:
           plan: Plan of one step.
@@ -195,16 +197,22 @@ class Probe:
         return jax.jit(jax.vmap(lambda batch: declared.places(shapes, *batch)))
 
     def drawn_plan(self, step: int, attempt: int) -> IndexBlock:
-        """Returns the plan of a one-step block that the run's sampler draws."""
+        """Draws a one-step block's plan with the run's sampler.
+
+        Args:
+          step: Number of the step.
+          attempt: Number of the attempt, which determines the seed.
+        """
         source = BatchSource(self.mechanism.sampler, self.root.sampling_seed(attempt))
         room = {"steps": self.layout.block_steps, "passes": self.layout.passes}
         return source.fill(step, step + 1, **room)
 
     @functools.cached_property
     def poison(self) -> int | None:
-        """Index of an example with a NaN gradient, which counts as 0; or None.
+        """Index of an example with a NaN gradient, or None.
 
-        There is none if the loss ignores a row's floats, or takes NaN for a missing value.
+        The gradient counts as 0. The index is None if the loss ignores a row's floats, or takes
+        NaN for a missing value.
         """
         if self.nan is None:
             return None
@@ -235,7 +243,12 @@ class Probe:
         return () if self.snapshot is None else tuple(self.snapshot.rows)
 
     def table_places(self, leaf: int, places: np.ndarray) -> np.ndarray:
-        """Converts flat indices among looked-up rows to flat indices into their table."""
+        """Converts flat indices in a release to flat table indices.
+
+        Args:
+          leaf: Index of the table among the leaves.
+          places: Flat indices among the looked-up rows: int[n].
+        """
         assert self.snapshot is not None
         width = math.prod(self.shapes[leaf][1:])
         return self.snapshot.rows[leaf][places // width].astype(np.int64) * width + places % width
@@ -255,7 +268,7 @@ class Probe:
 
     @property
     def full_batch(self) -> np.ndarray:
-        """Indices of the examples in a full batch, in turn: int[places]."""
+        """Example indices of a full batch, in turn: int[places]."""
         return np.arange(self.places) % self.units
 
     def release(
@@ -269,7 +282,7 @@ class Probe:
         attempt: int = 0,
         rows: dict[int, Table] | None = None,
     ) -> list[np.ndarray]:
-        """Returns the private mean gradient of a block of one step.
+        """Returns the private mean gradient of a one-step block.
 
         Args:
           members: Indices of the examples in the batch, possibly repeated.
@@ -309,17 +322,23 @@ class Probe:
         return {} if self.snapshot is None else self.snapshot.take_back(after.lazy_tables, step)
 
     def placement_mismatch(self) -> str | None:
-        """Returns the path of a leaf that differs between devices, if any.
+        """Returns the path of a leaf that differs between devices.
 
-        The leaves are the state after a full batch.
+        The leaves are the state after a full batch; the path is None if all agree.
         """
         next_state, _ = self.called(self.begun(), self.full_batch, return_gradient=False)
         path = placement_mismatch(next_state)
         self._taken_back(next_state, self.first_step)
         return path
 
-    def flushed(self, state: TrainState, mechanism: Mechanism, attempt: int) -> TrainState:
-        """Adds all deferred noise to a state, whose buffers are donated."""
+    def flush(self, state: TrainState, mechanism: Mechanism, attempt: int) -> TrainState:
+        """Adds all deferred noise to a state.
+
+        Args:
+          state: State with pending noise; its buffers are donated.
+          mechanism: Scales of the noise.
+          attempt: Number of the attempt, whose key determines the noise.
+        """
         state = self.layout.put_state(state)
         laws = self._laws.flush_arrays(int(state.step))
         arguments = state, laws, self._noise_key(attempt), mechanism.scales()
@@ -362,10 +381,13 @@ class Probe:
         )
 
     def begun(self, step: int | None = None, *, spent: bool = False) -> Any:
-        """Returns a copy of `state` at a step, to be donated.
+        """Returns a copy of `state` at a step.
 
-        All rows of its tables are up to date. With `spent`, its optimizer state may be left over
-        from an earlier release.
+        Its buffers may be donated, and all rows of its tables are up to date.
+
+        Args:
+          step: Number of the step; by default the run's first.
+          spent: True to allow the optimizer state of an earlier release.
         """
         left_over, self._spent = self._spent if spent else None, None
         dense_state = self.state._replace(raw_params=self.state.params_without_tables, tables={})

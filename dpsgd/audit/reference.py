@@ -43,7 +43,15 @@ def normals(key: Any, step: Any, leaf: int, index: Any, purpose: int = 0) -> np.
 
 
 def uniforms(key: Any, step: Any, leaf: int, index: Any, purpose: int = 0) -> np.ndarray:
-    """Returns the uniform numbers U that round coordinates, with arguments as in `normals`."""
+    """Returns the uniform numbers U that round coordinates.
+
+    Args:
+      key: Key of the noise, uint32[4].
+      step: Numbers of steps, in [0, 2^32).
+      leaf: Index of the array, below 2^24.
+      index: Row-major indices of coordinates, which broadcast with `step`.
+      purpose: Purpose of the noise, see `STEP`.
+    """
     return _mapped(_uniform, key, step, leaf, index, purpose)
 
 
@@ -61,9 +69,15 @@ def _mapped(convert, key, step, leaf, index, purpose) -> np.ndarray:
 
 
 def philox(counter: list[np.ndarray], k0: int, k1: int) -> list[np.ndarray]:
-    """Returns Philox4x32-10 blocks of counters under the key (k0, k1).
+    """Returns Philox4x32-10 blocks of counters.
 
-    Counters and blocks are four arrays uint64[n] of 32-bit words.
+    Args:
+      counter: Four arrays uint64[n] of 32-bit words.
+      k0: First word of the key.
+      k1: Second word of the key.
+
+    Returns:
+      Four arrays uint64[n] of 32-bit words.
 
     Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011, 3.3.
     """

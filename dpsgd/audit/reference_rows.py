@@ -44,7 +44,15 @@ class TableLaw:
         self._paths: dict[int, list[tuple[float, ...]]] = {}
 
     def gap(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns A and V of steps start to stop - 1 for r = 1: float64[2, 2]."""
+        """Returns a gap's A and V for unit r.
+
+        Args:
+          start: First step of the gap.
+          stop: Step after its last.
+
+        Returns:
+          Two matrices float64[2, 2].
+        """
         mu = self.momentum
         # (m, theta) from (1, 0), and their covariance from none. From (0, 1) they stay.
         path = self._paths.setdefault(start, [(1.0, 0.0, 0.0, 0.0, 0.0)])
@@ -58,7 +66,12 @@ class TableLaw:
         return np.array([[m, 0], [theta, 1]]), np.array([[mm, mt], [mt, tt]])
 
     def factors(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns A and L of a gap, with zeros for m without momentum."""
+        """Returns a gap's A and L, zero for absent momentum.
+
+        Args:
+          start: First step of the gap.
+          stop: Step after its last.
+        """
         has = np.array([self.momentum > 0, True])
         transition, v = (x * np.outer(has, has) for x in self.gap(start, stop))
         low = np.zeros((2, 2))
@@ -114,7 +127,12 @@ class ReferenceRows:
         return Table(theta, None if like.momentum is None else m, steps)
 
     def catch_up(self, stop: int, rows: Any = slice(None)) -> None:
-        """Adds the noise of gaps that end at step `stop`."""
+        """Adds the noise of gaps that end at step `stop`.
+
+        Args:
+          stop: Step after the last step of the gaps.
+          rows: Rows to change, bool[n]; by default all.
+        """
         coordinates = self._coordinates(rows)
         if not coordinates.size:
             return
@@ -153,13 +171,26 @@ class ReferenceRows:
         self.steps[coordinates] = step + 1
 
     def compare(self, tests: Comparison, rows: Table, name: str) -> None:
-        """Compares rows of a table with the simulated rows."""
+        """Compares rows of a table with the simulated rows.
+
+        Args:
+          tests: Comparison that records the first difference.
+          rows: Rows of the program's table.
+          name: Name of the rows in a message.
+        """
         r = self._law.r
         for quantity, values, x, off in self._parts(rows):
             tests.add(values / r, x / r, off / r, f"{quantity} of {name}")
 
     def compare_flushed(self, tests: Comparison, rows: Table, stop: int, name: str) -> None:
-        """Compares rows flushed at step `stop` with rounded simulated rows."""
+        """Compares rows flushed at step `stop` with rounded simulated rows.
+
+        Args:
+          tests: Comparison that records the first difference.
+          rows: Rows of the program's table.
+          stop: Step of the flush.
+          name: Name of the rows in a message.
+        """
         self.catch_up(stop)
         r, spreads = self._law.r, self._law.r * np.sqrt(np.diagonal(self._law.gap(0, stop)[1]))
         for quantity, values, exact, off in self._parts(rows):

@@ -66,6 +66,11 @@ def reference_step(
     Raises:
       TypeError: if `clipping` or the noise of `mechanism` has no reference here.
 
+    >>> from samplers import Deterministic
+    >>> mechanism, rows = Mechanism(Deterministic(2, 2), 0.0, 1.0), np.array([[3.0], [0.5]])
+    >>> reference_step(jax.numpy.dot, np.zeros(1), rows, np.ones(2), mechanism, np.zeros(4), 0)
+    [array([0.75])]
+
     Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, algorithm 1.
     """
     leaves = jax.tree.leaves(params)
@@ -97,7 +102,7 @@ def clip_factors(
     groups: Sequence[Sequence[int]],
     l2_clip_norm: float,
 ) -> list[np.ndarray]:
-    r"""Returns the clip factors of examples, for each group of leaves.
+    r"""Returns the clip factors of examples by leaf group.
 
     With :math:`\|g\|` the norm of one example's gradient over a group and C = `l2_clip_norm`: flat
     :math:`\min(1, C / \|g\|)`, automatic :math:`C / (\|g\| + \gamma)`, per-layer
@@ -140,11 +145,13 @@ def clip_factors(
 def require_reference(clipping: ClippingRule) -> None:
     """Raises TypeError unless `clipping` is a built-in rule."""
     if type(clipping) not in (type(FLAT), PerLayerClipping, AutomaticClipping):
-        raise TypeError(f"clipping={clipping!r} has no reference; use a built-in rule")
+        raise TypeError(
+            f"clipping={clipping!r} has no reference implementation; use a built-in rule"
+        )
 
 
 def noise_values(noise: Any, noise_key: np.ndarray, step: int, leaf: int, size: int) -> np.ndarray:
-    r"""Returns the noise n of one leaf in one step, in standard deviations.
+    r"""Returns a leaf's noise n in units of standard deviations.
 
     Independent noise is :math:`n_t = z_t`, banded noise
     :math:`n_t = (z_t - c_1 n_{t-1} - \dots - c_{b-1} n_{t-b+1}) / c_0`, with n before step 0 zero,
@@ -173,7 +180,9 @@ def noise_values(noise: Any, noise_key: np.ndarray, step: int, leaf: int, size: 
             history.append((z - sum(c * x for c, x in earlier)) / first)
         return history[-1]
     if not isinstance(noise, Independent):
-        raise TypeError(f"noise={noise!r} has no reference; use Independent or BandedToeplitz")
+        raise TypeError(
+            f"noise={noise!r} has no reference implementation; use Independent or BandedToeplitz"
+        )
     return reference.normals(noise_key, step, leaf, index)
 
 

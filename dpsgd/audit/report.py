@@ -22,18 +22,23 @@ class CheckResult(NamedTuple):
       name: Statement that holds if the check passes.
       passed: True if the statement holds, or the check was skipped.
       detail: Measured values, the first fault, or the reason for skipping the check.
-      made: False if the check was skipped.
+      performed: False if the check was skipped.
     """
 
     name: str
     passed: bool
     detail: str
-    made: bool = True
+    performed: bool = True
 
     @classmethod
     def skipped(cls, name: str, why: str) -> CheckResult:
-        """Returns a skipped check with its reason."""
-        return cls(name, True, why, made=False)
+        """Returns a skipped check.
+
+        Args:
+          name: Name of the check.
+          why: Reason for skipping it.
+        """
+        return cls(name, True, why, performed=False)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,9 @@ class AuditReport:
 
     Attributes:
       checks: Results, in the order of the checks.
+
+    >>> AuditReport((CheckResult("noise is fresh", True, "in 3 steps"),)).lines()[-1]
+    'audit: passed 1 checks, 0 skipped'
     """
 
     checks: tuple[CheckResult, ...]
@@ -54,7 +62,7 @@ class AuditReport:
     @property
     def left_out(self) -> tuple[CheckResult, ...]:
         """Skipped checks; their details give the reasons."""
-        return tuple(check for check in self.checks if not check.made)
+        return tuple(check for check in self.checks if not check.performed)
 
     @property
     def reasons(self) -> dict[str, list[str]]:
@@ -66,17 +74,19 @@ class AuditReport:
 
     @property
     def sampler_audited(self) -> bool:
-        """True if the sampler states a law, with which the draws were compared."""
+        """True if the draws were compared with a stated law."""
         return not any(check.name == LAW for check in self.left_out)
 
     def lines(self) -> list[str]:
-        """Returns a line for each check, the limits and the verdict."""
+        """Returns the report as lines of text, the verdict last."""
         width = max(len(check.name) for check in self.checks)
         lines = [
             f"{_verdict(check)}  {check.name:<{width}}  {check.detail}" for check in self.checks
         ]
-        failed = sum(not check.passed for check in self.checks)
-        verdict = f"VIOLATION: {failed} of {len(lines)} checks failed" if failed else "consistent"
+        failed, skipped = sum(not check.passed for check in self.checks), len(self.left_out)
+        verdict = f"VIOLATION: {failed} of {len(lines)} checks failed"
+        if not failed:
+            verdict = f"passed {len(lines) - skipped} checks, {skipped} skipped"
         verdict += "" if self.sampler_audited else ", SAMPLER NOT AUDITED"
         return [*lines, UNSEEN, f"audit: {verdict}"]
 
@@ -86,10 +96,10 @@ class AuditReport:
         if failed:
             further = "".join(f", '{check.name}'" for check in failed[1:])
             raise ValueError(
-                "the audit found that this run is not what its guarantee assumes: "
+                "the audit found that the guarantee does not hold for this run: the check "
                 f"'{failed[0].name}' failed ({failed[0].detail}){further}; do not train it"
             )
 
 
 def _verdict(check: CheckResult) -> str:
-    return "FAIL" if not check.passed else "pass" if check.made else "skip"
+    return "FAIL" if not check.passed else "pass" if check.performed else "skip"

@@ -67,7 +67,7 @@ def generated_rows(
     """
     if generated is None:
         rng, positive = np.random.default_rng(0), np.arange(count) // block % 2 == 1
-        return jax.tree.map(lambda x: _drawn(rng, positive, x.shape[1:], x.dtype), columns)
+        return jax.tree.map(lambda x: _random_column(rng, positive, x.shape[1:], x.dtype), columns)
     rows = generated(count) if callable(generated) else generated
     structure: Any = jax.tree.structure(columns)
     if structure != jax.tree.structure(rows):
@@ -114,7 +114,7 @@ def varied_rows(rows: PyTree, ranges: Mapping[int, int], *, block: int = 1) -> P
     return jax.tree.unflatten(tree, leaves)
 
 
-def _drawn(
+def _random_column(
     rng: np.random.Generator, positive: np.ndarray, shape: tuple[int, ...], dtype: Any
 ) -> np.ndarray:
     shape = (positive.size, *shape)
@@ -152,7 +152,7 @@ class ProbeColumns(NamedTuple):
 
 
 def probe_columns(rows: PyTree, n: int, block: int) -> ProbeColumns:
-    """Places synthetic examples among n rows, from the first row to the last.
+    """Places synthetic examples among n rows, from first to last.
 
     Large columns are zero between the examples; others repeat `rows`.
 

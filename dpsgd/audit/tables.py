@@ -35,7 +35,7 @@ class TableSnapshot:
         self._strayed = ""
 
     def borrow(self, step: int) -> dict[int, Table]:
-        """Returns the device copy, to be donated, up to date at `step`."""
+        """Returns the donatable device copy, up to date at `step`."""
         now, self._now = self._now, None
         if now is None:
             now = {k: Table(*jax.tree.map(jnp.array, table)) for k, table in self.tables.items()}
@@ -45,7 +45,7 @@ class TableSnapshot:
         }
 
     def take_back(self, tables: dict[int, Table], step: int) -> dict[int, Table]:
-        """Returns the looked-up rows after a step, on the host, and restores them.
+        """Returns the looked-up rows after a step, and restores them.
 
         Args:
           tables: Tables on the devices after the step.
@@ -57,20 +57,20 @@ class TableSnapshot:
         written = compiled(_written, (), arguments)(*arguments)
         for k, rows in looked_up.items():
             if int(hosted(written[k])) != np.count_nonzero(rows.steps == step + 1):
-                self._strayed = f"step {step:,} wrote rows of leaf {k} that no example reads"
+                self._strayed = f"step {step:,} wrote rows of leaf {k} that no example looks up"
         without: dict[int, Any] = {k: table._replace(steps=None) for k, table in tables.items()}
         self._now = put_rows(without, self.rows, self.first())
         return looked_up
 
     def first(self) -> dict[int, Table]:
-        """Returns the looked-up rows with which the run begins or resumes."""
+        """Returns the looked-up rows before the first step."""
         return {
             k: jax.tree.map(lambda x, rows=self.rows[k]: x[rows], table)
             for k, table in self.tables.items()
         }
 
     def stray(self) -> str:
-        """Returns a message on rows that differ from the snapshot; empty if none.
+        """Describes rows that differ from the snapshot; empty if none.
 
         The device copy is dropped: the next call borrows a new copy.
         """
@@ -81,29 +81,42 @@ class TableSnapshot:
                 for start in range(0, 0 if original is None else len(original), _CHUNK):
                     chunk = hosted(current[start : start + _CHUNK])
                     if chunk.tobytes() != original[start : start + _CHUNK].tobytes():
-                        self._strayed = f"rows of leaf {k} from {start:,} on are others"
+                        self._strayed = (
+                            f"rows of leaf {k} from {start:,} on changed without a look-up"
+                        )
         return self._strayed
 
 
 def some_rows(tables: dict[int, Any], rows: dict[int, np.ndarray]) -> dict[int, Table]:
-    """Copies some rows of tables from the devices to the host."""
-    copies = compiled(_some, (), (tables, rows))(tables, rows)
+    """Copies rows of tables to the host.
+
+    Args:
+      tables: Tables on the devices, by leaf index.
+      rows: Row indices by leaf index: int32[n].
+    """
+    copies = compiled(_select_rows, (), (tables, rows))(tables, rows)
     return {k: Table(*hosted(table)) for k, table in copies.items()}
 
 
 def put_rows(
     tables: dict[int, Any], rows: dict[int, np.ndarray], new: dict[int, Table]
 ) -> dict[int, Table]:
-    """Writes rows into tables, whose buffers are donated."""
+    """Writes rows into tables.
+
+    Args:
+      tables: Tables on the devices, by leaf index; their buffers are donated.
+      rows: Row indices by leaf index: int32[n].
+      new: Rows to write, by leaf index.
+    """
     arguments = tables, rows, new
-    return compiled(_put, (), arguments, donate_argnums=(0,))(*arguments)
+    return compiled(_write_rows, (), arguments, donate_argnums=(0,))(*arguments)
 
 
-def _some(tables, rows):
+def _select_rows(tables, rows):
     return {k: jax.tree.map(lambda x, at=rows[k]: x[at], table) for k, table in tables.items()}
 
 
-def _put(tables, rows, new):
+def _write_rows(tables, rows, new):
     return {
         k: Table(
             *jax.tree.map(lambda x, y, at=rows[k]: x.at[at].set(y), tuple(table), tuple(new[k]))

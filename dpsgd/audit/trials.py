@@ -57,7 +57,12 @@ class Runs:
         self._chunk = int(np.clip(_MOST_INDICES // cells, 1, 10_000))
 
     def scores(self, others: int, trials: int) -> tuple[Scores, Scores]:
-        """Returns scores of `trials` fresh runs with the canary, then without it."""
+        """Returns scores of fresh runs with and without the canary.
+
+        Args:
+          others: Gradient of all other examples in units of C.
+          trials: Number of runs in each world.
+        """
         chunk = min(self._chunk, trials)
         clip = float(self._scales.l2_clip_norm)
         worlds = []
@@ -149,13 +154,16 @@ def scores_of(x: np.ndarray, others: int, sigma: float, rate: float | None = Non
     rate = 1 / steps if rate is None else rate
 
     def log_ratio(x: np.ndarray, mean: float, variance: float) -> np.ndarray:
+        """Returns log N(x; mean, variance) - log N(x; 0, variance)."""
         return (mean * x - 0.5 * mean**2) / variance
 
     def one_of(x: np.ndarray, scale: float, variance: float) -> np.ndarray:
+        """Returns log likelihood ratios for a canary in one step."""
         present = special.logsumexp(log_ratio(x, (1 - others) * scale, variance), axis=-1)
         return present - special.logsumexp(log_ratio(x, -others * scale, variance), axis=-1)
 
     def by_lot(x: np.ndarray, mean: float) -> np.ndarray:
+        """Returns log likelihood ratios of participation at `rate`."""
         ratio = log_ratio(x, mean, sigma**2)
         if rate == 1:
             return ratio
@@ -163,10 +171,14 @@ def scores_of(x: np.ndarray, others: int, sigma: float, rate: float | None = Non
 
     scores = {
         "one step of each epoch": np.sum(one_of(x, 1.0, sigma**2), axis=1),
-        "each step by lot": np.sum(by_lot(x, 1 - others) - by_lot(x, -others), axis=(1, 2)),
+        "each step, sampled independently": np.sum(
+            by_lot(x, 1 - others) - by_lot(x, -others), axis=(1, 2)
+        ),
         "the first step of each epoch": np.sum(x[:, :, 0], axis=1),
         "the largest sum": np.max(x, axis=(1, 2)),
     }
     if epochs > 1:
-        scores["one step, kept over epochs"] = one_of(np.sum(x, axis=1), epochs, sigma**2 * epochs)
+        scores["one step, the same in every epoch"] = one_of(
+            np.sum(x, axis=1), epochs, sigma**2 * epochs
+        )
     return scores

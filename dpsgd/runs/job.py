@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from dpsgd.audit.audit import audit_queries
-from dpsgd.audit.probe import held
+from dpsgd.audit.probe import host_copy
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.cost import cost
@@ -215,7 +215,7 @@ class Training:
         if not self.audited:
             return NOT_MADE
         if state is None or state.tables:
-            first = held(self.start(), self.params)
+            first = host_copy(self.start(), self.params)
             state = first if state is None else first._replace(step=state.step)
         if "__dataclass_params__" not in vars(type(mechanism.sampler)):
             same = None  # without @dataclass, a class compares inherited fields alone

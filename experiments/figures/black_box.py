@@ -19,7 +19,7 @@ def draw(report: BlackBoxReport) -> Figure:
     proved, claimed = report.epsilon_lower, report.claim.upper
     verdict = "VIOLATION" if report.violation else "consistent"
     figure.suptitle(
-        f"{verdict}: the outputs prove ε ≥ {report.shown}, the claim is ε ≤ "
+        f"{verdict}: the outputs prove ε ≥ {report.formatted_bound}, the claim is ε ≤ "
         f"{report.claim.format_upper()} at δ = {format_delta(report.delta)}"
     )
 
@@ -47,7 +47,7 @@ def draw(report: BlackBoxReport) -> Figure:
     bars = {"proved": proved, "claimed": claimed, "detection\nlimit": report.detection_limit}
     heights = [max(0.0, value) for value in bars.values()]
     colours = ["tab:red" if report.violation else "tab:green", "tab:blue", "lightgrey"]
-    labels = [report.shown, report.claim.format_upper(), f"{report.detection_limit:.3f}"]
+    labels = [report.formatted_bound, report.claim.format_upper(), f"{report.detection_limit:.3f}"]
     right.bar_label(right.bar(list(bars), heights, color=colours), labels, padding=2)
     right.axhline(claimed, color="tab:blue", linestyle="--", linewidth=1)
     right.set(ylabel=f"ε at confidence {report.confidence:.0%}", ylim=(0, 1.12 * max(heights)))

@@ -403,4 +403,4 @@ def test_a_planted_bug_of_sums_breaks_a_claim(bug, monkeypatch):
 @pytest.mark.parametrize("bug", UNPRICED.values(), ids=UNPRICED)
 def test_sums_other_than_the_priced_ones_fail_their_audit(bug, monkeypatch):
     plant(bug, monkeypatch)
-    assert "they are released as they are priced" in failed(audited())
+    assert "they are released at their priced noise and clip norm" in failed(audited())

@@ -195,7 +195,7 @@ LONG_RUN = Poisson(N, B, STEPS // 10)
 def test_noise_without_a_bug_passes(first_step):
     checks = checks_of(Planted(), LONG_RUN, first_step=first_step)
     assert not failed(checks), checks
-    assert all(check.made for check in checks)
+    assert all(check.performed for check in checks)
 
 
 QUICK = {  # of every way of looking one, and what statistics could not resolve

@@ -23,9 +23,9 @@ from dpsgd.engine.placement import hosted
 from dpsgd.engine.step import Watch
 from samplers import BatchSource
 
-BATCHES = "blocks train on the batches that are drawn"
-STEPS = "blocks are given the keys, scales and steps of the run"
-FIRST = "the loop's first step releases what its batch does"
+BATCHES = "blocks train on the drawn batches"
+STEPS = "blocks use the keys, scales and steps of the run"
+FIRST = "the loop's first step releases the gradient of its batch"
 _COPIES = "every device has the same state"
 
 _SHORT = 2  # steps of a block, where full ones cost seconds
@@ -36,8 +36,9 @@ _WORK = 2**33  # coordinates of gradients formed in a full block, at most
 
 
 def block_checks(probe: Probe) -> list[CheckResult]:
-    """Checks blocks at both ends of the remaining run, and after a resume.
+    """Checks blocks of the training loop.
 
+    They lie at both ends of the remaining run, in its middle, and after a resume.
     For large tables with deferred noise, `deferred_checks` checks the blocks that it runs.
     """
     size = sum(leaf.size for leaf in jax.tree.leaves(probe.state.raw_params))
@@ -46,7 +47,7 @@ def block_checks(probe: Probe) -> list[CheckResult]:
     if len(placement.devices) > 1:
         path = probe.placement_mismatch()
         detail = f"{len(placement.devices)} devices, after a full batch"
-        why = f"state{path} after a step differs from one to another"
+        why = f"state{path} differs between devices after a step"
         checks.append(CheckResult(_COPIES, path is None, detail if path is None else why))
     return checks
 
@@ -65,7 +66,12 @@ class Dispatched:
         self.declared: list[range] = []
 
     def compare(self, block: Block, start: int) -> None:
-        """Compares a block that must begin with step `start`."""
+        """Compares a block with its declared steps and drawn batches.
+
+        Args:
+          block: Block of the training loop.
+          start: Step with which it must begin.
+        """
         steps, log = block.steps, block.diagnostics
         is_declared = self.declared[-1] == steps and int(block.state.step) == steps.stop
         if steps.start != start or not is_declared:
@@ -75,7 +81,9 @@ class Dispatched:
             size, marked = self._batch(step)
             few = self._probe.poison is not None and int(log.nonfinite_count[j]) < marked
             if int(log.batch_size[j]) != size or few:
-                self._wrong = self._wrong or f"step {step:,} has another batch"
+                self._wrong = (
+                    self._wrong or f"step {step:,} trains on another batch than the drawn one"
+                )
 
     def _batch(self, step: int) -> tuple[int, int]:
         """Returns a batch's number of examples, and of examples with a marked row.
@@ -105,7 +113,7 @@ class _Blocks:
 
     def __init__(self, probe: Probe, size: int):
         self._probe, self._mechanism = probe, loud(probe.mechanism)
-        self._given = Dispatched(probe, _ATTEMPT)
+        self._dispatched = Dispatched(probe, _ATTEMPT)
         self._expected = ExpectedNoise(probe)
         self._all = range(probe.first_step, probe.mechanism.sampler.num_steps)
         work = size * probe.places * probe.layout.block_steps
@@ -131,16 +139,16 @@ class _Blocks:
             self._run(middle, _SHORT, resumes=False)
         first = [steps.start for steps in segments if self._differs(steps.start)]
         words = ", ".join(f"{s.start:,} to {s.stop - 1:,}" for s in segments)
-        detail = f"{len(self._given.declared)} blocks of steps {words}"
+        detail = f"{len(self._dispatched.declared)} blocks of steps {words}"
         steps_check = self._noise.check(
             f"{detail}; {self._noise.compared:,} numbers of their noise"
         )
-        if self._given.wrong_steps:
-            steps_check = CheckResult(STEPS, False, self._given.wrong_steps)
+        if self._dispatched.wrong_steps:
+            steps_check = CheckResult(STEPS, False, self._dispatched.wrong_steps)
         elif steps_check.passed and (unknown := self._unknown()):
             steps_check = CheckResult.skipped(STEPS, f"noise not compared: {unknown}")
-        words = f"not so in steps {first}" if first else f"{len(segments)} steps"
-        return [self._given.check(detail), steps_check, CheckResult(FIRST, not first, words)]
+        words = f"wrong in steps {first}" if first else f"{len(segments)} steps"
+        return [self._dispatched.check(detail), steps_check, CheckResult(FIRST, not first, words)]
 
     def _middle(self, segments: list[range]) -> range:
         """Returns random consecutive steps between the segments; empty if too few."""
@@ -179,20 +187,20 @@ class _Blocks:
     def _unknown(self) -> str:
         """Returns the obstacle to comparing the noise of blocks; empty if none."""
         if noise_dominated(self._probe.mechanism) is None:
-            return f"C = {self._probe.mechanism.l2_clip_norm:.3g} is next to the least"
+            return f"C = {self._probe.mechanism.l2_clip_norm:.3g} is too small to scale down"
         is_known = not self._expected.singular and self._expected.knows(self._all.start)
-        return "" if is_known else "the noise states no Toeplitz matrix"
+        return "" if is_known else "the noise matrix is singular, or not Toeplitz"
 
-    def _run(self, wanted: range, ends: int | None, *, resumes: bool) -> None:
-        """Runs blocks over the steps `wanted`, and compares them.
+    def _run(self, steps_to_run: range, flush_every: int | None, *, resumes: bool) -> None:
+        """Runs blocks over some steps, and compares them.
 
         Args:
-          wanted: Steps to run.
-          ends: Multiples of this number of steps end a block; None for full blocks.
+          steps_to_run: Steps.
+          flush_every: Multiples of this number of steps end a block; None for full blocks.
           resumes: True to resume after the first block.
         """
-        stop, rows, state = wanted.start, [], self._probe.begun(wanted.start)
-        while stop < wanted.stop and state is not None:
+        stop, rows, state = steps_to_run.start, [], self._probe.begun(steps_to_run.start)
+        while stop < steps_to_run.stop and state is not None:
             start_state, state = state, None
             blocks = self._probe.blocks(
                 start_state,
@@ -200,24 +208,24 @@ class _Blocks:
                 attempt=_ATTEMPT,
                 places=self._places,
                 return_gradient=True,
-                flush_every=ends,
-                declare=self._given.declared.append,
+                flush_every=flush_every,
+                declare=self._dispatched.declared.append,
             )
             with closing(blocks):
                 for block in blocks:
-                    self._given.compare(block, stop)
+                    self._dispatched.compare(block, stop)
                     rows.append(np.asarray(block.watched, np.float64)[: len(block.steps)])
-                    first, stop = stop == wanted.start, block.steps.stop
-                    if stop >= wanted.stop:
+                    first, stop = stop == steps_to_run.start, block.steps.stop
+                    if stop >= steps_to_run.stop:
                         break
                     if first and resumes:
-                        state, ends = jax.tree.map(_copied, hosted(block.state)), _SHORT
+                        state, flush_every = jax.tree.map(_copied, hosted(block.state)), _SHORT
                         break
-        if stop < wanted.stop:
-            ended = f"the run ends at step {stop:,} of {self._all.stop:,}"
-            self._given.wrong_steps = self._given.wrong_steps or ended
+        if stop < steps_to_run.stop:
+            ended = f"the loop stops at step {stop:,} of {self._all.stop:,}"
+            self._dispatched.wrong_steps = self._dispatched.wrong_steps or ended
         if not self._unknown():
-            self._compare(range(wanted.start, stop), np.concatenate(rows))
+            self._compare(range(steps_to_run.start, stop), np.concatenate(rows))
 
     def _compare(self, steps: range, rows: np.ndarray) -> None:
         """Compares the recorded noise of steps with the noise of key and step."""
@@ -229,7 +237,7 @@ class _Blocks:
             unnoised = k in probe.frozen or k in probe.tables  # see `flow` and `deferred`
             if unnoised or not probe.sizes[k]:
                 continue
-            expected = self._expected.of(steps, k, places, _ATTEMPT)
+            expected = self._expected.values(steps, k, places, _ATTEMPT)
             allowed: Any = self._expected.allowed + cast_error(probe.dtypes[k]) * np.abs(expected)
             name = f"{probe.names[k]} in blocks from step {steps.start:,} on"
             self._noise.add(noise, expected, allowed, name)

@@ -28,11 +28,11 @@ from dpsgd.core.state import Table
 from dpsgd.engine.placement import hosted
 from dpsgd.engine.step import Watch
 
-SIZES = "tables take the step sizes of the configuration"
-FRESH = "gradients are taken at rows that are up to date"
+SIZES = "tables use the configured step sizes"
+FRESH = "gradients are computed at up-to-date rows"
 WRITTEN = "a step writes the rows that its batch looks up"
-LAW = "deferred noise is what key, steps and place give"
-FLUSHED = "what is flushed has the noise of every step"
+LAW = "deferred noise has the values that key, steps and coordinates determine"
+FLUSHED = "flushed tables have the noise of every step"
 
 _NUMBERS = 2**15  # compared numbers of all tables, about
 _PASS = 2**16  # rows of a pass of a flush
@@ -73,21 +73,28 @@ class _Simulated:
         self.steps = {k: np.full(len(table.values), step, np.int32) for k, table in tables}
 
     def step(self, step: int, read: dict[int, np.ndarray]) -> None:
-        """Simulates a step that looks up the rows `read`."""
+        """Simulates a step.
+
+        Args:
+          step: Number of the step.
+          read: Indices of the looked-up rows by table.
+        """
         for k, rows in self.rows.items():
             rows.step(step, np.isin(self._tables.rows[k], read[k]))
             self.steps[k][read[k]] = step + 1
 
     def compare(self, state: Any, words: str) -> None:
-        """Compares tables with pending noise, and the steps of their rows."""
+        """Compares tables with pending noise, and their rows' steps."""
         tables = self._tables
         for k, table in some_rows(state.lazy_tables, tables.rows).items():
             if not np.array_equal(hosted(state.tables[k].steps), self.steps[k]):
-                tables.unwritten(f"leaf {k}, {words}: other rows were written")
+                tables.unwritten(
+                    f"leaf {k}, {words}: the step wrote other rows than its batch looks up"
+                )
             self.rows[k].compare(tables.pending, table, f"{tables.probe.names[k]} {words}")
 
     def compare_flushed(self, state: Any, stop: int, words: str) -> None:
-        """Compares tables flushed at step `stop`, and continues from their rows."""
+        """Compares tables flushed at `stop`, and continues from them."""
         tables = self._tables
         self._begin(stop)
         for k, table in some_rows(state.lazy_tables, tables.rows).items():
@@ -113,18 +120,18 @@ class _Tables:
         sizes = step_sizes(tables.learning_rate, self._end)
         program_sizes = np.array(probe.table_optimizer.step_sizes)
         same = np.abs(program_sizes - sizes) <= 1e-5 * sizes + 1e-7 * sizes.max()
-        self._others = np.flatnonzero(~same)
+        self._wrong_steps = np.flatnonzero(~same)
         # A schedule near 0 has few digits: the run's own step sizes are taken.
         r = probe.mechanism.noise_multiplier * probe.mechanism.l2_clip_norm / self._b
         self.law = TableLaw(np.where(same, program_sizes, sizes), tables.momentum, r)
-        self._asked, self._given = sizes, program_sizes
+        self._configured, self._program_sizes = sizes, program_sizes
         self._large = sum(table.values.size for table in snapshot.tables.values()) > LARGE
         self.rows = {k: self._chosen(k) for k in snapshot.rows}
         self.pending, self.flushed = Comparison(LAW), Comparison(FLUSHED)
         self._unwritten = ""
 
     def unwritten(self, wrong: str) -> None:
-        """Notes that a step wrote other rows than its batch looks up."""
+        """Notes that a step wrote wrong rows."""
         self._unwritten = self._unwritten or wrong
 
     def _chosen(self, leaf: int) -> np.ndarray:
@@ -151,7 +158,7 @@ class _Tables:
         checks = [self._sizes_check(), self._fresh_check()]
         mechanism = noise_dominated(self.probe.mechanism)
         if mechanism is None:
-            why = f"C = {self.probe.mechanism.l2_clip_norm:.3g} is next to the least there is"
+            why = f"C = {self.probe.mechanism.l2_clip_norm:.3g} is too small to scale down"
             return checks + [CheckResult.skipped(n, why) for n in (WRITTEN, LAW, FLUSHED)]
         self._follow_steps(mechanism)
         checks += self._follow_blocks(mechanism)
@@ -166,10 +173,10 @@ class _Tables:
 
     def _sizes_check(self) -> CheckResult:
         detail = f"{self._end:,} steps"
-        if self._others.size:
-            k = int(self._others[0])
-            detail = f"step {k:,} takes {self._given[k]:.6g}, not {self._asked[k]:.6g}"
-        return CheckResult(SIZES, not self._others.size, detail)
+        if self._wrong_steps.size:
+            k = int(self._wrong_steps[0])
+            detail = f"step {k:,} takes {self._program_sizes[k]:.6g}, not {self._configured[k]:.6g}"
+        return CheckResult(SIZES, not self._wrong_steps.size, detail)
 
     def _fresh_check(self) -> CheckResult:
         """Checks that gradients are taken at rows with their pending noise."""
@@ -182,7 +189,9 @@ class _Tables:
             sigma = size * self._b / (clip * moved)
             mechanism = dataclasses.replace(probe.mechanism, noise_multiplier=sigma)
         except (ValueError, ZeroDivisionError):
-            return CheckResult.skipped(FRESH, "no noise moves rows as far as they are long")
+            return CheckResult.skipped(
+                FRESH, "no valid noise multiplier moves rows by about their norm"
+            )
         r = sigma * clip / self._b
         law, pending, fresh = TableLaw(self.law.sizes, self.law.momentum, r), {}, {}
         for k, x in first.items():
@@ -201,9 +210,11 @@ class _Tables:
         )
         cells = 2.0**-18 * r * math.sqrt(sum(probe.sizes))
         if not 64 * cells < apart < math.inf:
-            why = "gradients of the generated rows hardly depend on those of tables"
+            why = "gradients of the generated rows hardly depend on the tables"
             return CheckResult.skipped(FRESH, why)
-        return CheckResult(FRESH, off <= apart / 4, f"{off / apart:.2g} of what stale rows change")
+        return CheckResult(
+            FRESH, off <= apart / 4, f"{off / apart:.2g} of the change that stale rows cause"
+        )
 
     @property
     def _reads(self) -> list[int]:
@@ -219,6 +230,7 @@ class _Tables:
         size, steps = self.law.r, np.array([max(0, start) for start in starts], np.int32)
 
         def pattern(shape: tuple[int, ...], stride: int) -> np.ndarray:
+            """Returns numbers -2 to 2 in a pattern."""
             numbers = stride * np.arange(math.prod(shape)).reshape(shape)
             return (numbers % 5 - 2).astype(np.float32)
 
@@ -250,7 +262,7 @@ class _Tables:
             rows.step(step, probe.looked_up(plan, step))
             rows.compare(state, f"after step {step:,}")
             if number == len(reads) // 2 and not self._large:
-                state = probe.flushed(state, mechanism, _READS)
+                state = probe.flush(state, mechanism, _READS)
                 rows.compare_flushed(state, step + 1, "flushed")
                 state = probe.layout.defer_noise(state)
 

@@ -305,7 +305,7 @@ class _Steps:
             if at.size in (0, self._places[k].size) or k in probe.tables:
                 continue
             step = probe.first_step if look.step is None else look.step
-            (noise,) = self._expected.of(range(step, step + 1), k, at, look.attempt)
+            (noise,) = self._expected.values(range(step, step + 1), k, at, look.attempt)
             found = release[k][at].astype(np.float64) * mechanism.sampler.expected_batch_size
             allowed = self._expected.allowed + cast_error(probe.dtypes[k]) * np.abs(noise)
             bad = ~(np.abs(found - stddev * noise) <= stddev * (allowed + 2.0**-20))
@@ -362,7 +362,7 @@ class _Steps:
         step = probe.first_step if look.step is None else look.step
         if (step, look.attempt) not in self._known:
             steps, some = range(step, step + 1), enumerate(self._places)
-            parts = [self._expected.of(steps, k, at, look.attempt)[0] for k, at in some]
+            parts = [self._expected.values(steps, k, at, look.attempt)[0] for k, at in some]
             self._known[step, look.attempt] = np.concatenate(parts)
         noise = self._known[step, look.attempt]
         for k in probe.tables:  # their rows have noise where they are read

@@ -12,7 +12,7 @@ from dpsgd.audit.report import CheckResult
 ALLOWED = 2.0**-16
 """Tolerance in standard deviations of noise: float32 errs by some 2^-20, the grid by 2^-18."""
 
-MATRIX = "noise has the bands and the columns that are priced"
+MATRIX = "the noise matrix has the priced bands and column norms"
 
 _MATRIX = 256  # first steps, for which the entries of M are checked
 _PADDED = 2**14  # first steps in which M may be any lower triangular matrix, not only Toeplitz
@@ -46,7 +46,7 @@ class ExpectedNoise:
             self.allowed *= max(1.0, float(np.sqrt(np.max(np.sum(inverse**2, axis=1)))))
 
     def matrix_check(self) -> CheckResult:
-        """Checks that M has the priced bands, and columns of norm at most 1."""
+        """Checks the bands and the column norms of M."""
         matrix, noise = self._start, self._noise
         longest = float(np.sqrt(np.max(np.sum(np.square(matrix), axis=0))))
         passed = (
@@ -62,10 +62,10 @@ class ExpectedNoise:
         return CheckResult(MATRIX, bool(passed), detail)
 
     def knows(self, first_step: int) -> bool:
-        """Returns True if M is known for an attempt that begins at a step."""
+        """Returns True if M is known for an attempt from `first_step`."""
         return self._toeplitz or first_step <= _PADDED
 
-    def of(self, steps: range, leaf: int, places: np.ndarray, attempt: int = 0) -> np.ndarray:
+    def values(self, steps: range, leaf: int, places: np.ndarray, attempt: int = 0) -> np.ndarray:
         """Returns the noise of an attempt's first steps: float64[steps, places].
 
         Args:
@@ -94,9 +94,10 @@ class ExpectedNoise:
 
 
 def spread_places(size: int, most: int) -> np.ndarray:
-    """Returns flat indices: both ends, neighbours of powers of two, and random ones.
+    """Samples flat indices that are spread over an array.
 
-    The random indices lie one in each of several intervals of equal length.
+    They are both ends, neighbours of powers of two, and a random index in each of several
+    intervals of equal length.
 
     Args:
       size: Number of entries of the array.

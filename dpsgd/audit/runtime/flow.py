@@ -58,9 +58,9 @@ class Flow:
     name: str | Sum | None = None
     """Argument of the program, or sum, that the value equals; None if it was computed."""
 
-    def given(self, more: Iterable[str]) -> Flow:
-        """Returns this flow with more labels."""
-        return replace(self, labels=self.labels | frozenset(more))
+    def with_labels(self, added: Iterable[str]) -> Flow:
+        """Returns this flow with additional labels."""
+        return replace(self, labels=self.labels | frozenset(added))
 
 
 Found = Counter[str | Sum]
@@ -136,7 +136,12 @@ class _Reader:
     _summed: frozenset[str] = frozenset()  # what any sum depends on: noise is added to all at once
 
     def read(self, of: Any, inputs: Sequence[Flow]) -> tuple[list[Flow], Found]:
-        """Returns the flows of a jaxpr's outputs, and its faults and releases."""
+        """Returns a jaxpr's output flows, faults and releases.
+
+        Args:
+          of: Jaxpr, closed or open.
+          inputs: Flow of each input.
+        """
         key = id(of), tuple(inputs)
         if key not in self._known:
             self._known[key] = self._equations(of, inputs)
@@ -150,6 +155,7 @@ class _Reader:
         faults: Found = Counter()
 
         def flow(atom: Any) -> Flow:
+            """Returns the flow of a variable or literal."""
             if isinstance(atom, core.Literal):
                 return Flow(name="1" if np.ndim(atom.val) == 0 and atom.val == 1 else None)
             return flows[atom]
@@ -170,7 +176,9 @@ class _Reader:
             )
             if sizes.get("total", size := equation.invars[0].aval.size) != size:  # under vmap
                 marked_inputs["total"] = Flow(marked_inputs["total"].labels)
-            output, wrong = self._marked(params["kind"], inputs[0], marked_inputs, id(equation))
+            output, wrong = self._follow_mark(
+                params["kind"], inputs[0], marked_inputs, id(equation)
+            )
             return [output], Counter(wrong)
         if name in _CALLS:
             return self.read(params.get("jaxpr", params.get("call_jaxpr")), inputs)
@@ -200,7 +208,7 @@ class _Reader:
             for alternative, wrong in other_branches:
                 outputs = [_either(x, y) for x, y in zip(outputs, alternative, strict=True)]
                 faults = faults | wrong  # of one branch: of each sum the most releases
-            return [x.given(inputs[0].labels) for x in outputs], faults
+            return [x.with_labels(inputs[0].labels) for x in outputs], faults
         if name in _UNTOUCHED and len(inputs) == len(equation.outvars):
             pairs = zip(equation.invars, equation.outvars, strict=True)
             keeps_value = [
@@ -237,7 +245,7 @@ class _Reader:
         none = frozenset() if NOISE in noise.labels else {"no fresh draw"}
         return noise.labels & (_DATA | self.foreign) | none
 
-    def _marked(
+    def _follow_mark(
         self, kind: str, value: Flow, parts: dict[str, Flow], number: int
     ) -> tuple[Flow, Iterable[str | Sum]]:
         """Returns the flow of a marked value, and its faults and releases."""
@@ -256,7 +264,7 @@ class _Reader:
             flow, argument = parts[role], _ARGUMENTS[role]
             if flow.name != argument or (role == "step" and flow.labels != {STEP}):
                 whence = _words(flow.labels)
-                faults.add(f"a {kind} is given {argument} that is computed, from {whence}")
+                faults.add(f"a {kind} uses a value in place of {argument}, computed from {whence}")
         if kind == "clip":
             return value, faults
         if kind == "draw" or noise:
@@ -265,7 +273,7 @@ class _Reader:
             return Flow(scale | {NOISE} | read | names), faults
         total = parts["total"].name
         if not isinstance(total, Sum) or (total.rows and "rows" not in parts):
-            faults.add("a release is made of what a sum of clipped gradients was turned into")
+            faults.add("a release adds noise to a value computed from a sum, not to the sum")
         elif ROWS in value.labels:  # or it is a release already
             faults.add(replace(total, rows="rows" in parts))
         if "noise" in parts:
@@ -297,7 +305,7 @@ class _Reader:
             next_carry = [_either(x, _stale(y), STEP) for x, y in rounds]
             if next_carry == carry and condition is not None:  # then what the trip count tells
                 (predicate,), _ = self.read(condition, [*cond_consts, *carry])
-                next_carry = [x.given(_whence(predicate.labels, x.labels)) for x in carry]
+                next_carry = [x.with_labels(_whence(predicate.labels, x.labels)) for x in carry]
             if next_carry == carry:
                 without = {x.name for x in (*consts, *carry, *slices)}
                 again = {x: n for x, n in faults.items() if isinstance(x, Sum) and x in without}
@@ -319,7 +327,7 @@ def _words(labels: Iterable[str]) -> str:
 def flow_checks(
     algorithm: Algorithm, mechanism: Mechanism, state: TrainState, data: PyTree, layout: Layout
 ) -> list[CheckResult]:
-    """Checks the traces of the training program and the table flush.
+    """Checks the traces of the training program and flush.
 
     Nothing is compiled.
 
@@ -352,13 +360,13 @@ def flow_checks(
         *_leaks("optimizer state", final_state.opt_state, _SECRET),
         *_leaks("noise state", final_state.noise, _DATA),
         *_leaks("tables", tables, _OF_TABLES),
-        *_leaks("what a block shows", () if final_state.pending else watched, _SECRET),
+        *_leaks("values recorded by a block", () if final_state.pending else watched, _SECRET),
     ]
     example = shapes_of_rows(data, *mechanism.sampler.clipped_shape)
     still = split_leaves(final_state.raw_params, algorithm.frozen(state.raw_params, example))[1]
     leaks += _leaks("frozen parameters", still, frozenset({RELEASE}))
     if final_state.step != Flow(frozenset({STEP}), _LAST):
-        leaks.append("a step counts something else than one step")
+        leaks.append("the step counter does not advance by one in each step")
     if RELEASE not in _union(jax.tree.leaves((params, tables))):
         leaks.append("no release reaches the parameters")
     if final_state.pending:
@@ -418,8 +426,8 @@ def _through(
 def _leaks(place: str, tree: PyTree, forbidden: frozenset[str]) -> list[str]:
     flows = jax.tree_util.tree_leaves_with_path(tree)
     return [
-        f"{place}{jax.tree_util.keystr(path)} depends on {_words(flow.labels & forbidden)} but for "
-        "releases"
+        f"{place}{jax.tree_util.keystr(path)} depends on {_words(flow.labels & forbidden)} "
+        "except through releases"
         for path, flow in flows
         if flow.labels & forbidden
     ]

@@ -40,14 +40,14 @@ def quiet(mechanism: Mechanism, clip: float | None = None) -> Mechanism:
 
 
 def loud(mechanism: Mechanism) -> Mechanism:
-    """Returns the mechanism with equal sigma C and the least possible C."""
+    """Returns the mechanism of equal sigma C with least C."""
     sigma, clip = mechanism.noise_multiplier, mechanism.l2_clip_norm
     changes = ({"noise_multiplier": sigma * x, "l2_clip_norm": clip / x} for x in _LOUD)
     return _first_valid(mechanism, changes)
 
 
 def noise_dominated(mechanism: Mechanism) -> Mechanism | None:
-    """Returns the mechanism with equal sigma C and negligible sums; None if impossible."""
+    """Returns the mechanism with negligible sums; None if impossible."""
     louder = loud(mechanism)
     most = mechanism.sampler.padded_batch_size * mechanism.sampler.max_passes
     return louder if most <= louder.noise_multiplier * 2.0**-22 else None
@@ -68,7 +68,7 @@ def _first_valid(mechanism: Mechanism, changes: Iterable[dict[str, Any]]) -> Mec
 
 
 def cast_error(dtype: np.dtype) -> float:
-    """Returns the relative error of a cast from float32, at least 2^-22."""
+    """Returns the relative error (>= 2^-22) of casts from float32."""
     unit = float(jnp.finfo(dtype).eps)
     return unit / 2 if unit > 2.0**-20 else 2.0**-22
 

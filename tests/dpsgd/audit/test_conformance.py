@@ -271,7 +271,7 @@ def test_an_optimizer_that_holds_rows_is_refused(init, added):
     def update(gradient, state, params=None):
         return jax.tree.map(lambda x: added(x, state), gradient), state
 
-    with pytest.raises(AssertionError, match="array in a closure"):
+    with pytest.raises(AssertionError, match="arrays in its closures"):
         check_optimizer(optax.GradientTransformation(init, update))
 
 

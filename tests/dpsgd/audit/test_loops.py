@@ -67,5 +67,5 @@ def test_a_faulty_loop_is_refused(fault, monkeypatch):
     monkeypatch.setattr(
         "dpsgd.audit.conformance.audit_program", lambda *of: type("Report", (), {"checks": ()})
     )
-    with pytest.raises(AssertionError, match="comes to the state of the audited program"):
+    with pytest.raises(AssertionError, match="reaches the state of the audited program"):
         check_loop(loop(fault), ALGORITHM, MECHANISM, jnp.zeros(3), ROWS)

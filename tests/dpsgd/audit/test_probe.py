@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, dpsgd
-from dpsgd.audit.probe import Probe, held
+from dpsgd.audit.probe import Probe, host_copy
 from dpsgd.engine import loop
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks
@@ -56,7 +56,7 @@ KINDS = {
 def test_held_first_state_is_exact_and_shares_parameter_memory():
     params = {"table": -jnp.zeros(9), "w": jnp.arange(float(D))}
     state = ALGORITHM.init(params, Mechanism(POISSON, 1.0, 1.0))
-    found = held(state, params)
+    found = host_copy(state, params)
     of_both = (jax.tree.leaves(x._replace(noise=())) for x in (found, state))
     for here, own in zip(*of_both, strict=True):
         assert here.dtype == own.dtype

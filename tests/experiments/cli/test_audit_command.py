@@ -16,7 +16,7 @@ TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
 
 @pytest.mark.long
 def test_the_step_of_clicks_is_audited_without_a_store(command):
-    assert command("audit", *SHUFFLE, *TINY).strip().endswith("audit: consistent")
+    assert command("audit", *SHUFFLE, *TINY).splitlines()[-1].startswith("audit: passed ")
 
 
 def to_twice_c(rule, group_norms, l2_clip_norm, counts):
@@ -27,7 +27,7 @@ def to_twice_c(rule, group_norms, l2_clip_norm, counts):
 def test_the_audited_program_has_the_requested_clipping(command, monkeypatch):
     asked = ["audit", *SHUFFLE, *TINY, "--clipping", "automatic", "--compute", "bfloat16"]
     asked += ["--train", "logit"]
-    assert command(*asked).strip().endswith("audit: consistent")
+    assert command(*asked).splitlines()[-1].startswith("audit: passed ")
     monkeypatch.setattr(AutomaticClipping, "factors", to_twice_c)
     assert "FAIL" in command(*asked, "--microbatch-size", "9", status=1)  # a program of its own
 
@@ -42,7 +42,7 @@ def test_the_sums_of_a_calibration_are_audited_too(task, calibration, command, m
     question += ["sampler:deterministic", "--num-examples", "20000", "--batch-size", "500"]
     lines = command(*question, "--epochs", "1", "--noise-multiplier", "1").strip().splitlines()
     assert sum("sums over all rows: " in line for line in lines) > 10
-    assert lines[-1] == "audit: consistent"
+    assert lines[-1].startswith("audit: passed ")
 
 
 @pytest.mark.long
@@ -50,7 +50,7 @@ def test_the_audit_passes_right_claims_and_refutes_wrong_ones(command, monkeypat
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "dpsgd" / "runs")  # of `tiny_task`
     bands = ["sampler:balls-and-bins", "--bands", "4"]
     question = ["audit", "--task", "tiny_task:Line", *bands, *SHUFFLE[1:]]
-    assert command(*question).strip().endswith("audit: consistent")
+    assert command(*question).splitlines()[-1].startswith("audit: passed ")
     found = command(*question, "--claim", "poisson", status=1)
     assert "FAIL  examples and steps are drawn at the rates of the law" in found
     assert "no module nowhere" in command.refuses("audit", "--task", "nowhere:task", *SHUFFLE)

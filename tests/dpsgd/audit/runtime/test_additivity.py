@@ -80,7 +80,7 @@ def failed(loss, generated=None, lazy=True):
     state = made.init(PARAMS, MECHANISM, COLUMNS)
     rows = generated_rows(COLUMNS, 64, generated)
     checks = step_checks(Probe(made, MECHANISM, state, rows))
-    assert sum(check.name.startswith(ADDS_UP) and check.made for check in checks) == 2
+    assert sum(check.name.startswith(ADDS_UP) and check.performed for check in checks) == 2
     return [check.name for check in checks if not check.passed]
 
 

@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
 
 N, D = 240, 20
 ROWS = {"x": np.random.default_rng(0).normal(size=(64, D)).astype(np.float32)}
-BATCHES = "blocks train on the batches that are drawn"
-FIRST = "the loop's first step releases what its batch does"
-STEPS = "blocks are given the keys, scales and steps of the run"
+BATCHES = "blocks train on the drawn batches"
+FIRST = "the loop's first step releases the gradient of its batch"
+STEPS = "blocks use the keys, scales and steps of the run"
 SHUFFLE = Shuffle(N, 20, 20)  # 240 steps: the blocks that are looked at begin in an epoch's midst
 
 
@@ -91,46 +91,50 @@ def dispatched(patch, change):
     patch.setattr(loop, "compiled_block", compiled)
 
 
-def a_public_key_from_the_second_block_on(patch):
-    seen = []
+def public_key(is_public):
+    """Plants a public noise key in the blocks that `is_public` selects.
+
+    `is_public` takes the steps (start, stop) of all blocks so far, that of the block last.
+    """
+
+    def plant(patch):
+        blocks = []
+
+        def change(state, inputs):
+            start = int(state.step)
+            blocks.append((start, start + int(inputs.plan.num_steps)))
+            key = inputs.noise_key
+            return state, inputs._replace(
+                noise_key=jnp.zeros_like(key) if is_public(blocks) else key
+            )
+
+        dispatched(patch, change)
+
+    plant.__name__ = f"public_key_{is_public.__name__}"
+    return plant
+
+
+def after_the_first(blocks):
+    return len(blocks) > 1
+
+
+def in_the_middle_of_the_run(blocks):
+    return 64 <= blocks[-1][0] < SHUFFLE.num_steps - 67
+
+
+def continued_before_the_last(blocks):
+    """Returns True for a block that continues the one before it, and is not the run's last."""
+    start, stop = blocks[-1]
+    return len(blocks) > 1 and blocks[-2][1] == start and stop < SHUFFLE.num_steps
+
+
+def no_noise_in_the_first_block(patch):
+    first_steps = []
 
     def change(state, inputs):
-        seen.append(key := inputs.noise_key)
-        key = key if len(seen) == 1 else jnp.zeros_like(key)
-        return state, inputs._replace(noise_key=key)
-
-    dispatched(patch, change)
-
-
-def a_public_key_in_the_middle_of_the_run(patch):
-    def change(state, inputs):
-        middle = 64 <= int(state.step) < SHUFFLE.num_steps - 67
-        key = jnp.zeros_like(inputs.noise_key) if middle else inputs.noise_key
-        return state, inputs._replace(noise_key=key)
-
-    dispatched(patch, change)
-
-
-def a_public_key_in_all_blocks_but_the_first_and_the_last(patch):
-    seen = []
-
-    def change(state, inputs):
-        seen.append(int(state.step) + int(inputs.plan.num_steps))
-        follows = len(seen) > 1 and seen[-2] == int(state.step)
-        public = follows and seen[-1] < SHUFFLE.num_steps
-        key = jnp.zeros_like(inputs.noise_key) if public else inputs.noise_key
-        return state, inputs._replace(noise_key=key)
-
-    dispatched(patch, change)
-
-
-def no_noise_in_the_first_block_after_a_resume(patch):
-    seen = []
-
-    def change(state, inputs):
-        seen.append(scales := inputs.scales)
-        faint = dataclasses.replace(scales, noise_stddev=np.float32(2.0**-100))
-        return state, inputs._replace(scales=faint if len(seen) == 1 else scales)
+        first_steps.append(int(state.step))
+        faint = dataclasses.replace(inputs.scales, noise_stddev=np.float32(2.0**-100))
+        return state, inputs._replace(scales=faint if len(first_steps) == 1 else inputs.scales)
 
     dispatched(patch, change)
 
@@ -146,10 +150,10 @@ def the_keys_of_the_first_attempt(patch):
     ("plant", "checks"),
     [
         (first_batches_again, {BATCHES}),
-        (a_public_key_from_the_second_block_on, {STEPS}),
-        (a_public_key_in_the_middle_of_the_run, {STEPS}),
-        (a_public_key_in_all_blocks_but_the_first_and_the_last, {STEPS}),
-        (no_noise_in_the_first_block_after_a_resume, {STEPS}),
+        (public_key(after_the_first), {STEPS}),
+        (public_key(in_the_middle_of_the_run), {STEPS}),
+        (public_key(continued_before_the_last), {STEPS}),
+        (no_noise_in_the_first_block, {STEPS}),
         (the_keys_of_the_first_attempt, {STEPS}),
     ],
 )
