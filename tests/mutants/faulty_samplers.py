@@ -45,8 +45,8 @@ def kept(which):
     """Participations for which `which(examples, steps, self, chunk)`, and no others."""
 
     def faulty(found, self, chunk):
-        some = which(*found, self, chunk)
-        return Participations(found.examples[some], found.steps[some])
+        selected = which(*found, self, chunk)
+        return Participations(found.examples[selected], found.steps[selected])
 
     return {"participations": after(faulty)}
 
@@ -57,8 +57,8 @@ def drawn_twice(change):
     def make(sound):
         def faulty(self, seed, epoch, chunk):
             examples, steps = sound(self, seed, epoch, chunk)
-            _, others = sound(self, seed + 2**128, epoch, chunk)
-            return Participations(examples, change(examples, steps, others, chunk))
+            _, other_steps = sound(self, seed + 2**128, epoch, chunk)
+            return Participations(examples, change(examples, steps, other_steps, chunk))
 
         return faulty
 
@@ -101,8 +101,8 @@ def is_last(self, chunk):
 def one_key_for_all_chunks(sound):
     def faulty(found, self, chunk):
         rows = self.chunk_range(chunk)
-        some = found.examples < len(rows)
-        return Participations(found.examples[some] + np.int32(rows.start), found.steps[some])
+        inside = found.examples < len(rows)
+        return Participations(found.examples[inside] + np.int32(rows.start), found.steps[inside])
 
     return after(faulty)(before(lambda chunk: {"chunk": 0 * chunk})(sound))
 
@@ -120,9 +120,9 @@ def every_second_reversed(sound):
 def steps_by_64(found, self):
     examples, steps = found
     copies = [(examples[steps < 64], steps[steps < 64] + 64 * k) for k in range(3)]
-    examples, steps = (np.concatenate(part) for part in zip(*copies, strict=True))
-    some = steps < self.steps_per_epoch
-    return Participations(examples[some], steps[some].astype(np.int32))
+    examples, steps = (np.concatenate(columns) for columns in zip(*copies, strict=True))
+    in_epoch = steps < self.steps_per_epoch
+    return Participations(examples[in_epoch], steps[in_epoch].astype(np.int32))
 
 
 def other_groups(examples, steps, self, epoch):
@@ -158,9 +158,11 @@ def border_in_both(sound):
         examples, steps = sound(self, seed, epoch, chunk)
         if is_last(self, chunk):
             return Participations(examples, steps)
-        more, when = sound(self, seed + 2**128, epoch, chunk + 1)
-        some = more == self.chunk_range(chunk).stop
-        return Participations(np.append(examples, more[some]), np.append(steps, when[some]))
+        next_examples, when = sound(self, seed + 2**128, epoch, chunk + 1)
+        at_border = next_examples == self.chunk_range(chunk).stop
+        return Participations(
+            np.append(examples, next_examples[at_border]), np.append(steps, when[at_border])
+        )
 
     return faulty
 
@@ -170,8 +172,8 @@ def later_favoured(found, self, chunk):
     examples, steps = found
     chunk_size = len(self.chunk_range(0))
     half = chunk_size // 2
-    some = (examples % chunk_size < half) & ((examples + steps) % 2 == 0)
-    keys = (examples + np.where(some & (chunk < 2), half, 0)) * self.steps_per_epoch + steps
+    moved = (examples % chunk_size < half) & ((examples + steps) % 2 == 0)
+    keys = (examples + np.where(moved & (chunk < 2), half, 0)) * self.steps_per_epoch + steps
     examples, steps = np.divmod(np.unique(keys), self.steps_per_epoch)
     return Participations(examples.astype(np.int32), steps.astype(np.int32))
 
@@ -189,11 +191,11 @@ def users_together(found, self, chunk):
     """The examples of a user are drawn in one step."""
     examples, steps = found
     rows = self.chunk_range(chunk)
-    some = examples[::3].astype(np.int64) // 3 * 3
-    keys = np.unique(np.concatenate([(some + k) * 2**20 + steps[::3] for k in range(3)]))
+    leaders = examples[::3].astype(np.int64) // 3 * 3
+    keys = np.unique(np.concatenate([(leaders + k) * 2**20 + steps[::3] for k in range(3)]))
     examples, steps = np.divmod(keys, 2**20)
-    own = (examples >= rows.start) & (examples < rows.stop)
-    return Participations(examples[own].astype(np.int32), steps[own].astype(np.int32))
+    in_chunk = (examples >= rows.start) & (examples < rows.stop)
+    return Participations(examples[in_chunk].astype(np.int32), steps[in_chunk].astype(np.int32))
 
 
 def first_of_unit(episode):
@@ -214,8 +216,8 @@ def first_unit_favoured(found, step):
 
 def units_stay(found, self, seed, step):
     """Units are drawn for two steps, and their examples for each."""
-    one, other = (self.episode(seed, s).units[0] for s in (step, step - step % 2))
-    stay = dict(zip(one.tolist(), other.tolist(), strict=True))
+    current, first = (self.episode(seed, s).units[0] for s in (step, step - step % 2))
+    stay = dict(zip(current.tolist(), first.tolist(), strict=True))
     return np.sort([stay[i // 8] * 8 + i % 8 for i in found.tolist()]).astype(np.int32)
 
 
@@ -301,11 +303,11 @@ def last_chunk_before(sound):
     def faulty(self, seed, epoch):
         plans = sound(self, seed, epoch), sound(self, seed, max(0, epoch - 1))
         border = self.chunk_range(self.num_chunks - 1).start
-        parts = []
+        pieces = []
         for step in range(self.steps_per_epoch):
-            one, other = (plan.members(step) for plan in plans)
-            parts.append(np.concatenate([one[one < border], other[other >= border]]))
-        return EpochPlan(np.cumsum([0, *map(len, parts)]), np.concatenate(parts))
+            first, second = (plan.members(step) for plan in plans)
+            pieces.append(np.concatenate([first[first < border], second[second >= border]]))
+        return EpochPlan(np.cumsum([0, *map(len, pieces)]), np.concatenate(pieces))
 
     return faulty
 

@@ -122,8 +122,8 @@ def _around(planted, wanted):
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             inputs = bound.arguments.get("inputs")
-            known = {**(inputs._asdict() if inputs else {}), **bound.arguments}
-            return planted(sound, bound, [known[name] for name in wanted])
+            values = {**(inputs._asdict() if inputs else {}), **bound.arguments}
+            return planted(sound, bound, [values[name] for name in wanted])
 
         return faulty
 
@@ -144,10 +144,10 @@ def plant(fault, patch):
     owner, name, sound, function = seam(fault.seam)
     faulty = fault.make(function)
     patch.setattr(owner, name, faulty)
-    for other in [m for known, m in sys.modules.items() if known.split(".")[0] in OURS]:
-        for known, value in list(vars(other).items()):
+    for module in [m for known, m in sys.modules.items() if known.split(".")[0] in OURS]:
+        for known, value in list(vars(module).items()):
             if value is sound:
-                patch.setattr(other, known, faulty)
+                patch.setattr(module, known, faulty)
 
 
 @contextlib.contextmanager

@@ -144,11 +144,11 @@ def test_a_wrong_claim_of_a_sampler_is_caught(sampler, claimed):
 
 def planted_bugs():
     """Each fault in each sampler; a second sampler with the same fault is long."""
-    seen = set()
+    caught = set()
     for sampler, faults in BUGS:
         for fault in faults.split():
-            marks = pytest.mark.long if fault in seen or fault == "BinsOf16Bits" else ()
-            seen.add(fault)
+            marks = pytest.mark.long if fault in caught or fault == "BinsOf16Bits" else ()
+            caught.add(fault)
             yield pytest.param(fault, sampler, id=f"{fault}-{type(sampler).__name__}", marks=marks)
 
 
@@ -227,8 +227,8 @@ def in_the_first_epoch(sound):
         found, length = sound(self, start, stop, **more), self.sampler.steps_per_epoch
         for row, step in enumerate(range(start, start + int(found.num_steps))):
             if step // length > start // length:
-                other = start // length * length + step % length
-                again = sound(self, other, other + 1)
+                source_step = start // length * length + step % length
+                again = sound(self, source_step, source_step + 1)
                 found.indices[row], found.weights[row] = again.indices[0], again.weights[0]
         return found
 
@@ -240,12 +240,12 @@ def by_the_first_secret(sound):
 
     def cut(self, step):
         self._plan_of(step // self.sampler.steps_per_epoch)
-        known = self._seed
-        self._seed = lambda epoch: known(0)
+        cut_seed = self._seed
+        self._seed = lambda epoch: cut_seed(0)
         try:
             return sound(self, step)
         finally:
-            self._seed = known
+            self._seed = cut_seed
 
     return cut
 

@@ -117,9 +117,9 @@ def divided_by(count):
 
 def shown_to_the_fold(sound, state, total, key, scales):
     """The next state has a hundredth of the mean without its noise."""
-    after, gradient = sound.update(state, total, key, scales)
-    shown = after.raw_params["state"] + 1e-2 / N * total["sum"][:CURVED]
-    return after._replace(raw_params=after.raw_params | {"state": shown}), gradient
+    next_state, gradient = sound.update(state, total, key, scales)
+    moved = next_state.raw_params["state"] + 1e-2 / N * total["sum"][:CURVED]
+    return next_state._replace(raw_params=next_state.raw_params | {"state": moved}), gradient
 
 
 def clipped(vectors, scales):
@@ -131,8 +131,8 @@ def parts_clipped_separately(params, batch, weights, scales):
     """An example may then add the square root of 2 times C."""
     vectors = jax.vmap(PLATT.statistic, (None, 0))(params["state"], batch)
     vectors = jnp.where(jnp.isfinite(vectors).all(axis=1, keepdims=True), vectors, 0)
-    parts = [clipped(part, scales) for part in jnp.split(vectors, [CURVED], axis=1)]
-    return weights @ jnp.concatenate(parts, axis=1)
+    pieces = [clipped(piece, scales) for piece in jnp.split(vectors, [CURVED], axis=1)]
+    return weights @ jnp.concatenate(pieces, axis=1)
 
 
 def statistic_of_the_mean_row(params, batch, weights, scales):
@@ -175,19 +175,19 @@ def planted(**faults):
 
     def build(loss_fn, optimizer):
         sound = dpsgd(loss_fn, optimizer)
-        parts = {name: functools.partial(fault, sound) for name, fault in faults.items()}
-        if update := parts.get("update"):
+        patched = {name: functools.partial(fault, sound) for name, fault in faults.items()}
+        if update := patched.get("update"):
             update.optimizer = optimizer
-        return sound._replace(**parts)
+        return sound._replace(**patched)
 
     return build
 
 
 def audited(of=MECHANISM):
     root = RootKey.from_insecure_seed(0)
-    found = audit_queries(PLATT, of, PARAMS, ROWS, root=root)
-    assert all(check.name.startswith("sums over all rows: ") for check in found.checks)
-    return found
+    report = audit_queries(PLATT, of, PARAMS, ROWS, root=root)
+    assert all(check.name.startswith("sums over all rows: ") for check in report.checks)
+    return report
 
 
 def failed(found):
@@ -196,9 +196,9 @@ def failed(found):
 
 
 def test_without_a_bug_the_same_audit_of_sums_passes():
-    found = audited()
-    assert found.passed, found.lines()
-    assert not found.left_out, found.left_out
+    report = audited()
+    assert report.passed, report.lines()
+    assert not report.left_out, report.left_out
 
 
 @pytest.mark.parametrize("bug", RELEASES)
@@ -227,39 +227,41 @@ def costs_are_those_of_one_gaussian_release():
     # In a known order an example takes part once an epoch: all that is released is Gaussian.
     epochs, sigma, count, of_sum = 2, 2.5, 3, 6.0
     order = Deterministic(100, 25, epochs)
-    of = Mechanism(order, sigma, 1.0, full_sums=FullSums(count, of_sum))
+    priced = Mechanism(order, sigma, 1.0, full_sums=FullSums(count, of_sum))
     last = order.num_steps
     costs = {
-        "a run": (of.privacy(), epochs, count),
-        "the sums alone": (of.privacy_of([range(last, last + count)]), 0, count),
-        "one sum": (of.privacy_of([range(last, last + 1)]), 0, 1),
+        "a run": (priced.privacy(), epochs, count),
+        "the sums alone": (priced.privacy_of([range(last, last + count)]), 0, count),
+        "one sum": (priced.privacy_of([range(last, last + 1)]), 0, 1),
         "a run whose sums were released again": (
-            of.privacy_of([range(last + count), range(last, last + count)]), epochs, 2 * count),
-        "a run that was stopped": (of.privacy_of([range(last)]), epochs, 0),
-        "a run under the sums' mechanism": (of.sums_mechanism().privacy(), 0, count),
+            priced.privacy_of([range(last + count), range(last, last + count)]), epochs, 2 * count),
+        "a run that was stopped": (priced.privacy_of([range(last)]), epochs, 0),
+        "a run under the sums' mechanism": (priced.sums_mechanism().privacy(), 0, count),
     }  # fmt: skip
-    for what, (cost, steps, sums) in costs.items():
+    for name, (cost, steps, sums) in costs.items():
         mu = math.sqrt(steps / sigma**2 + sums / of_sum**2)
         for delta in (1e-3, 1e-6):
-            found, exact = cost.epsilon(delta), gaussian_epsilon(mu, delta)
-            assert found.upper >= exact * (1 - 1e-9), (what, found, exact)
-            assert found.upper <= exact * 1.001, (what, found, exact)
-            assert found.lower <= exact * (1 + 1e-9), (what, found, exact)
+            bound, exact = cost.epsilon(delta), gaussian_epsilon(mu, delta)
+            assert bound.upper >= exact * (1 - 1e-9), (name, bound, exact)
+            assert bound.upper <= exact * 1.001, (name, bound, exact)
+            assert bound.lower <= exact * (1 + 1e-9), (name, bound, exact)
 
 
 def every_sum_is_declared_before_its_noise():
-    declared, of = [], whole()
-    queries.refine(Kept(), of, PARAMS, ROWS, declare=declared.append)
-    assert declared == [range(of.sampler.num_steps, of.num_steps)]
+    declared, mechanism = [], whole()
+    queries.refine(Kept(), mechanism, PARAMS, ROWS, declare=declared.append)
+    assert declared == [range(mechanism.sampler.num_steps, mechanism.num_steps)]
 
 
 def noise_is_none_of_the_steps():
     # The same program under the run's own key is what the steps would have drawn from.
-    of = whole()
-    found = queries.refine(Kept(), of, PARAMS, ROWS, insecure_seed=3).params
-    algorithm, sums, state, read, _ = queries.sums_run(Kept(), of.sums_mechanism(), PARAMS, ROWS)
+    mechanism = whole()
+    params = queries.refine(Kept(), mechanism, PARAMS, ROWS, insecure_seed=3).params
+    algorithm, sums, state, read, _ = queries.sums_run(
+        Kept(), mechanism.sums_mechanism(), PARAMS, ROWS
+    )
     *_, block = train_blocks(algorithm, sums, state, read, insecure_seed=3)
-    assert np.abs(np.asarray(found) - np.asarray(block.state.params["state"])).min() > 0
+    assert np.abs(np.asarray(params) - np.asarray(block.state.params["state"])).min() > 0
 
 
 def each_row_is_read_by_itself():

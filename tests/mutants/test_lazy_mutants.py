@@ -42,9 +42,9 @@ def of_momentum(change):
 
     def make(sound):
         def faulty(*arguments, stddev, **how):
-            found = sound(*arguments, stddev=stddev, **how)
+            noise = sound(*arguments, stddev=stddev, **how)
             without = sound(*arguments, stddev=0 * stddev, **how)
-            return found._replace(momentum=change(found.momentum, without.momentum))
+            return noise._replace(momentum=change(noise.momentum, without.momentum))
 
         return faulty
 
@@ -65,7 +65,7 @@ def on_another_grid(change):
 
 def with_seen(seam, seen, changed, change):
     """A fault of a function that looks at `seen(arguments of a seam)`, which is called before."""
-    kept = []
+    snapshots = []
 
     def of_dense_leaves(name, arguments):
         return name == "row noise" and len(arguments) < 6
@@ -73,7 +73,7 @@ def with_seen(seam, seen, changed, change):
     def look(sound):
         def faulty(*arguments, **how):
             if not of_dense_leaves(seam, arguments):
-                kept[:] = [seen(*arguments)]
+                snapshots[:] = [seen(*arguments)]
             return sound(*arguments, **how)
 
         return faulty
@@ -82,7 +82,7 @@ def with_seen(seam, seen, changed, change):
         def faulty(*arguments):
             if of_dense_leaves(changed, arguments):
                 return sound(*arguments)
-            return change(sound, kept[0], *arguments)
+            return change(sound, snapshots[0], *arguments)
 
         return faulty
 
@@ -199,7 +199,7 @@ def failed(checks):
 )
 @pytest.mark.parametrize("faults", BUGS.values(), ids=BUGS)
 def test_a_planted_bug_of_lazy_tables_is_caught(faults):
-    wanted = {fault.check for fault in faults}
+    checks = {fault.check for fault in faults}
     with planted(*faults):
-        found = failed(step_checks if wanted == {RELEASED} else deferred_checks)
-    assert wanted <= found if wanted else not found
+        failures = failed(step_checks if checks == {RELEASED} else deferred_checks)
+    assert checks <= failures if checks else not failures

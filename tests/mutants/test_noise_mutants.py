@@ -162,9 +162,9 @@ class Planted(Independent):
         moved = jnp.where(fault["uniform"], flat, moved)
         z = scales.noise_stddev * jnp.where(acts, factor * moved + fault["own_share"] * z, z)
         leaves, structure = jax.tree.flatten(total)
-        parts = jnp.split(z, np.cumsum([x.size for x in leaves])[:-1])
+        pieces = jnp.split(z, np.cumsum([x.size for x in leaves])[:-1])
         b = scales.expected_batch_size
-        noised = [(x + n.reshape(x.shape)) / b for x, n in zip(leaves, parts, strict=True)]
+        noised = [(x + n.reshape(x.shape)) / b for x, n in zip(leaves, pieces, strict=True)]
         return jax.tree.unflatten(structure, noised), fault
 
 
@@ -242,8 +242,10 @@ def at_step_9(change):
     """A fault that changes the state once, in a step of which few coordinates are watched."""
 
     def add(noise, total, state, key, step, scales):
-        kept = jax.tree.map(lambda new, old: jnp.where(step == 9, new, old), change(state), state)
-        return noise.add(total, kept, key, step, scales)
+        next_state = jax.tree.map(
+            lambda new, old: jnp.where(step == 9, new, old), change(state), state
+        )
+        return noise.add(total, next_state, key, step, scales)
 
     return add
 
@@ -257,8 +259,8 @@ def another_matrix(noise, *arguments):
 
 
 def of_the_first_step(noise, total, state, key, step, scales):
-    noised, after = noise.add(total, state, key, step, scales)
-    return noised, jax.tree.map(lambda old, new: jnp.where(step == 0, new, old), state, after)
+    noised, next_state = noise.add(total, state, key, step, scales)
+    return noised, jax.tree.map(lambda old, new: jnp.where(step == 0, new, old), state, next_state)
 
 
 def less(share):
@@ -318,11 +320,11 @@ class Threefry(Noise):
         seed = jax.random.fold_in(jax.random.wrap_key_data(key[:2], impl="threefry2x32"), step)
         leaves, structure = jax.tree.flatten(total)
         stddev, b = scales.noise_stddev, scales.expected_batch_size
-        found = [
+        failures = [
             (x + stddev * jax.random.normal(jax.random.fold_in(seed, k), x.shape)) / b
             for k, x in enumerate(leaves)
         ]
-        return jax.tree.unflatten(structure, found), state
+        return jax.tree.unflatten(structure, failures), state
 
 
 LOST = at_step_9(lambda state: jax.tree.map(jnp.zeros_like, state))

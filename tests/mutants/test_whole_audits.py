@@ -73,14 +73,14 @@ def of_noise(change):
                 named = key.at[2].set(key[2] ^ jnp.uint32(number))
                 return sound({"": jnp.zeros(leaf.shape)}, named, step, stddev, **how)[""]
 
-            leaves, made = jax.tree.flatten(zeros)
+            leaves, structure = jax.tree.flatten(zeros)
             numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
 
             def leaf_number(leaf):
                 return numbers[id(leaf)]
 
             noise = jax.tree.leaves(sound(zeros, noise_key, step, stddev, **how))
-            noise = jax.tree.unflatten(made, change(leaves, noise, draw, step, stddev))
+            noise = jax.tree.unflatten(structure, change(leaves, noise, draw, step, stddev))
             return jax.tree.map(lambda s, n: (s + n) / divisor, tree, noise)
 
         return faulty
@@ -123,7 +123,7 @@ def with_raw(change):
 
     def make(sound):
         def faulty(self, state, total, noise_key, scales, **how):
-            found = sound(self, state, total, noise_key, scales, **how)
+            outputs = sound(self, state, total, noise_key, scales, **how)
             raw = jax.tree.map(
                 lambda x, p: (x / scales.expected_batch_size).astype(p.dtype),
                 total,
@@ -131,8 +131,8 @@ def with_raw(change):
             )
             updates, opt_state = self.optimizer.update(raw, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-            after = found[0]._replace(raw_params=params, opt_state=opt_state)
-            return change(found, (after, raw))
+            next_state = outputs[0]._replace(raw_params=params, opt_state=opt_state)
+            return change(outputs, (next_state, raw))
 
         return faulty
 
@@ -149,20 +149,20 @@ def released_twice(sound):
     """The update sees the mean of two releases of the sum, of which one is shown."""
 
     def faulty(self, state, total, noise_key, scales, **how):
-        after, shown = sound(self, state, total, noise_key, scales, **how)
-        both, _ = privatize((total, total), state.noise, noise_key, state.step, scales)
-        mean = jax.tree.map(lambda x, y, p: ((x + y) / 2).astype(p.dtype), *both, state.params)
+        next_state, released = sound(self, state, total, noise_key, scales, **how)
+        doubled, _ = privatize((total, total), state.noise, noise_key, state.step, scales)
+        mean = jax.tree.map(lambda x, y, p: ((x + y) / 2).astype(p.dtype), *doubled, state.params)
         updates, opt_state = self.optimizer.update(mean, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        return after._replace(raw_params=params, opt_state=opt_state), shown
+        return next_state._replace(raw_params=params, opt_state=opt_state), released
 
     return faulty
 
 
 def second_moment(found, raw):
-    leaves, made = jax.tree.flatten(found[0].opt_state)
+    leaves, structure = jax.tree.flatten(found[0].opt_state)
     last = leaves[-1] + 1e-3 * jax.tree.leaves(raw[1])[-1].astype(leaves[-1].dtype)
-    opt_state = jax.tree.unflatten(made, [*leaves[:-1], last])
+    opt_state = jax.tree.unflatten(structure, [*leaves[:-1], last])
     return found[0]._replace(opt_state=opt_state), found[1]
 
 
@@ -174,14 +174,14 @@ def loosely(where):
 
     def make(sound):
         def faulty(self, params, batch, weights, scales, *rest, **how):
-            def of(some, clip):
+            def of(mask, clip):
                 scaled = dataclasses.replace(scales, l2_clip_norm=clip)
-                return sound(self, params, batch, weights * some, scaled, *rest, **how)
+                return sound(self, params, batch, weights * mask, scaled, *rest, **how)
 
-            some = where(jnp.arange(weights.size), weights.size).astype(weights.dtype)
+            mask = where(jnp.arange(weights.size), weights.size).astype(weights.dtype)
             clip = jnp.asarray(scales.l2_clip_norm, jnp.float32)
-            total, log = of(1 - some, clip)
-            return jax.tree.map(jnp.add, total, of(some, jnp.inf * clip)[0]), log
+            total, log = of(1 - mask, clip)
+            return jax.tree.map(jnp.add, total, of(mask, jnp.inf * clip)[0]), log
 
         return faulty
 
@@ -192,8 +192,8 @@ def filling_counts(sound):
     def faulty(self, params, batch, weights, scales, *rest, **how):
         total, log = sound(self, params, batch, weights, scales, *rest, **how)
         again = weights * (jnp.arange(weights.size) < -weights.size % 100)
-        more, _ = sound(self, params, batch, again, scales, *rest, **how)
-        return jax.tree.map(jnp.add, total, more), log
+        second_sum, _ = sound(self, params, batch, again, scales, *rest, **how)
+        return jax.tree.map(jnp.add, total, second_sum), log
 
     return faulty
 
@@ -203,12 +203,12 @@ def later_passes_loosely(sound):
         starts, scales = inputs.plan.starts, inputs.scales
         first = jnp.minimum(starts[j] + 1, starts[j + 1])
         loose = dataclasses.replace(scales, l2_clip_norm=jnp.inf * scales.l2_clip_norm)
-        parts = []
-        for place, of in ((j + 1, scales), (j, loose)):
+        outputs = []
+        for place, step_scales in ((j + 1, scales), (j, loose)):
             plan = inputs.plan._replace(starts=starts.at[place].set(first))
-            some = inputs._replace(plan=plan, scales=of)
-            parts.append(sound(self, state, j, some, *rest, **how))
-        return jax.tree.map(jnp.add, *parts)
+            step_inputs = inputs._replace(plan=plan, scales=step_scales)
+            outputs.append(sound(self, state, j, step_inputs, *rest, **how))
+        return jax.tree.map(jnp.add, *outputs)
 
     return faulty
 
@@ -231,17 +231,17 @@ def nan_counts(sound):
 
 def in_block(sound):
     def faulty(self, state, j, *rest):
-        after, *others = sound(self, state._replace(step=j), j, *rest)
-        return after._replace(step=state.step + 1), *others
+        next_state, *outputs = sound(self, state._replace(step=j), j, *rest)
+        return next_state._replace(step=state.step + 1), *outputs
 
     return faulty
 
 
 def blocks_by_twos(sound):
     def faulty(step, state, *rest, **how):
-        other = state.step // 128 * 64 + state.step % 64
-        after, *others = sound(step, state._replace(step=other), *rest, **how)
-        return after._replace(step=after.step - other + state.step), *others
+        wrong_step = state.step // 128 * 64 + state.step % 64
+        next_state, *outputs = sound(step, state._replace(step=wrong_step), *rest, **how)
+        return next_state._replace(step=next_state.step - wrong_step + state.step), *outputs
 
     return faulty
 

@@ -149,27 +149,27 @@ MECHANISMS = [
 def bounds(mechanism, confidence):
     """(lower bounds of `AUDITS` seeded audits, the exact epsilon)."""
     trials = 2_400 if mechanism is one_poisson_step else 600  # its epsilon is the smallest
-    found = []
+    bounds_found = []
     for seed in range(AUDITS):
         play, exact, delta = mechanism(np.random.default_rng(seed))
         claim = Bound(exact, exact)
         report = bound_epsilon(play, claim, delta=delta, trials=trials, confidence=confidence)
         assert report.violation == (report.epsilon_lower > exact)
-        found.append(report.epsilon_lower)
-    return np.array(found), exact
+        bounds_found.append(report.epsilon_lower)
+    return np.array(bounds_found), exact
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_false_alarms_are_as_rare_as_stated(mechanism):
-    found, exact = bounds(mechanism, 0.99)
-    assert np.sum(found > exact) <= alarms_allowed(0.01)
-    assert np.median(found) > exact / 5  # and not for want of power
+    lower, exact = bounds(mechanism, 0.99)
+    assert np.sum(lower > exact) <= alarms_allowed(0.01)
+    assert np.median(lower) > exact / 5  # and not for want of power
     # Clopper-Pearson's margins at 99 % hide an event that was chosen by what was counted. At 50 %
     # that would ring too often; and that it rings at all shows how near the bound comes.
-    found, exact = bounds(mechanism, 0.5)
-    assert 0 < np.sum(found > exact) <= alarms_allowed(0.5)
+    lower, exact = bounds(mechanism, 0.5)
+    assert 0 < np.sum(lower > exact) <= alarms_allowed(0.5)
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.99])
@@ -207,12 +207,12 @@ def test_false_alarms_of_whole_runs_are_as_rare_as_stated():
     mechanism = Mechanism(Deterministic(2, 2), sigma, l2_clip_norm=1.0)
     runs = Runs(mechanism, RootKey.from_insecure_seed(2), dpsgd, lambda line: None)
     exact = GaussianProfile(sigma).epsilon(delta).upper
-    found = [
+    lowers = [
         bound_epsilon(runs.scores, Bound(exact, exact), delta=delta, trials=600).epsilon_lower
         for _ in range(AUDITS)
     ]
-    assert np.sum(np.array(found) > exact) <= alarms_allowed(0.01)
-    assert np.median(found) > exact / 5
+    assert np.sum(np.array(lowers) > exact) <= alarms_allowed(0.01)
+    assert np.median(lowers) > exact / 5
 
 
 def test_what_cannot_be_audited_is_refused():

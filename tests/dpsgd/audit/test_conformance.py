@@ -34,7 +34,7 @@ NOISES = [
 
 
 def named(parts):
-    return [type(part).__name__ for part in parts]
+    return [type(leaf).__name__ for leaf in parts]
 
 
 def test_every_built_in_sampler_and_noise_is_here():
@@ -136,8 +136,8 @@ def test_a_task_conforms():
 
 class TwiceAsOften(Poisson):
     def participations(self, seed, epoch, chunk):
-        more = Poisson(self.num_examples, 2 * self.batch_size, self.epochs)
-        return more.participations(seed, epoch, chunk)
+        larger = Poisson(self.num_examples, 2 * self.batch_size, self.epochs)
+        return larger.participations(seed, epoch, chunk)
 
 
 class Lawless(Poisson):
@@ -180,8 +180,8 @@ def test_faulty_samplers_are_refused(kind):
 
 class SlightlyTooOften(Poisson):
     def participations(self, seed, epoch, chunk):
-        more = Poisson(self.num_examples, 2_010, self.epochs)
-        return more.participations(seed, epoch, chunk)
+        larger = Poisson(self.num_examples, 2_010, self.epochs)
+        return larger.participations(seed, epoch, chunk)
 
 
 def test_check_sampler_finds_rates_too_close_for_the_audit():
@@ -196,8 +196,8 @@ class Faint(Independent):
     """Noise of 1 % less."""
 
     def add(self, total, state, key, step, scales):
-        less = dataclasses.replace(scales, noise_stddev=0.99 * scales.noise_stddev)
-        return super().add(total, state, key, step, less)
+        faint = dataclasses.replace(scales, noise_stddev=0.99 * scales.noise_stddev)
+        return super().add(total, state, key, step, faint)
 
 
 @dataclasses.dataclass(frozen=True)

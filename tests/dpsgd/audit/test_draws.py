@@ -55,18 +55,21 @@ def failures(drawn, claimed, **how):
 
 
 def test_other_draws_of_units_than_claimed_are_caught():
-    drawn, claimed = Multistage(TREE, (3, 2, 4), steps=200), Multistage(TREE, (3, 4, 2), steps=200)
-    assert not all(check.passed for check in law_checks(drawn, claimed))
-    (detail,) = failures(drawn, dataclasses.replace(drawn, steps=199))
+    sampler, claimed = (
+        Multistage(TREE, (3, 2, 4), steps=200),
+        Multistage(TREE, (3, 4, 2), steps=200),
+    )
+    assert not all(check.passed for check in law_checks(sampler, claimed))
+    (detail,) = failures(sampler, dataclasses.replace(sampler, steps=199))
     assert detail == "the run has 200 steps, but the cost covers 199"
-    (detail,) = failures(drawn, Poisson(*SIZES))
+    (detail,) = failures(sampler, Poisson(*SIZES))
     assert "steps" in detail
 
 
 def test_a_known_order_is_what_shuffling_is_priced_as():
-    for drawn, claimed in [("shuffle", "deterministic"), ("deterministic", "shuffle")]:
-        assert not failures(SAMPLERS[drawn], SAMPLERS[claimed])
-        assert not law_checks(SAMPLERS[drawn], SAMPLERS[claimed])
+    for name, claimed in [("shuffle", "deterministic"), ("deterministic", "shuffle")]:
+        assert not failures(SAMPLERS[name], SAMPLERS[claimed])
+        assert not law_checks(SAMPLERS[name], SAMPLERS[claimed])
 
 
 class Apart(Deterministic):
@@ -99,8 +102,8 @@ CYCLE = BallsAndBins(48, 4, 2, cycle_length=3)
     ],
 )
 def test_less_separation_than_noise_needs_is_caught(sampler, claimed, bands, passed):
-    found = failures(sampler, claimed or sampler, bands=bands)
-    assert not found if passed else "apart" in found[0]
+    messages = failures(sampler, claimed or sampler, bands=bands)
+    assert not messages if passed else "apart" in messages[0]
 
 
 class Silent(Poisson):
@@ -161,14 +164,14 @@ def test_pairs_in_a_tree_have_the_law_that_the_draws_have(number):
     # Every pair of eight examples over many episodes; each is within 6 standard deviations (the
     # false alarm of one of 56 is below 1e-6), and a sum over pairs is the second moment of sizes.
     sampler, runs = small()[number], 1500
-    seen = np.zeros((runs, 8))
+    counts = np.zeros((runs, 8))
     for step in range(runs):
-        seen[step, sampler.members(3, step)] = 1
+        counts[step, sampler.members(3, step)] = 1
     first, second = np.triu_indices(8, 1)
     law = sampler.row_law()
-    for found, expected in [
-        (seen.mean(axis=0), law.rate(np.arange(8), 0)),
-        ((seen[:, first] * seen[:, second]).mean(axis=0), law.joint(first, second, 0)),
+    for shares, expected in [
+        (counts.mean(axis=0), law.rate(np.arange(8), 0)),
+        ((counts[:, first] * counts[:, second]).mean(axis=0), law.joint(first, second, 0)),
     ]:
         spread = np.sqrt(expected * (1 - expected) / runs)
-        assert (np.abs(found - expected) <= 6 * spread + 1e-12).all()
+        assert (np.abs(shares - expected) <= 6 * spread + 1e-12).all()

@@ -56,14 +56,14 @@ KINDS = {
 def test_held_first_state_is_exact_and_shares_parameter_memory():
     params = {"table": -jnp.zeros(9), "w": jnp.arange(float(D))}
     state = ALGORITHM.init(params, Mechanism(POISSON, 1.0, 1.0))
-    found = host_copy(state, params)
-    of_both = (jax.tree.leaves(x._replace(noise=())) for x in (found, state))
-    for here, own in zip(*of_both, strict=True):
-        assert here.dtype == own.dtype
-        assert np.ascontiguousarray(here).tobytes() == np.asarray(own).tobytes()
-    of_params = jax.tree.leaves(found.raw_params), jax.tree.leaves(params)
+    copied = host_copy(state, params)
+    of_both = (jax.tree.leaves(x._replace(noise=())) for x in (copied, state))
+    for here, original in zip(*of_both, strict=True):
+        assert here.dtype == original.dtype
+        assert np.ascontiguousarray(here).tobytes() == np.asarray(original).tobytes()
+    of_params = jax.tree.leaves(copied.raw_params), jax.tree.leaves(params)
     assert all(np.shares_memory(*pair) for pair in zip(*of_params, strict=True))
-    assert not any(any(leaf.strides) for leaf in jax.tree.leaves(found.opt_state))
+    assert not any(any(leaf.strides) for leaf in jax.tree.leaves(copied.opt_state))
 
 
 @pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
@@ -83,9 +83,14 @@ def test_releases_show_the_sum_of_whoever_takes_part(program):
     nobody = program.release()
     assert [leaf.size for leaf in nobody] == program.sizes == [9, D]
     members = [0, program.units - 1, 0, 1]
-    for at in (None, [0, program.places - 1, 3, 2]):
-        moved = [8 * (a - b) for a, b in zip(program.release(members, at=at), nobody, strict=True)]
-        sums = [sum(parts) for parts in zip(*(gradient(program, m) for m in members), strict=True)]
+    for positions in (None, [0, program.places - 1, 3, 2]):
+        moved = [
+            8 * (a - b) for a, b in zip(program.release(members, at=positions), nobody, strict=True)
+        ]
+        sums = [
+            sum(gradients)
+            for gradients in zip(*(gradient(program, m) for m in members), strict=True)
+        ]
         for a, b in zip(moved, sums, strict=True):
             np.testing.assert_allclose(a, b, atol=2e-3)
     # An example whose ids are all alike, the first row and the last; and one of NaN.
@@ -100,13 +105,13 @@ def test_noise_depends_on_step_and_attempt_and_scales_with_clip(program):
     first, again = program.release(), program.release()
     assert all(a.tobytes() == b.tobytes() for a, b in zip(first, again, strict=True))
     doubled = dataclasses.replace(program.mechanism, l2_clip_norm=2e3)
-    for other in (
+    for variant in (
         program.release(step=1),
         program.release(attempt=1),
         program.release((), doubled),
     ):
-        assert not np.array_equal(first[1], other[1])
-    assert np.array_equal(2 * first[1], other[1])
+        assert not np.array_equal(first[1], variant[1])
+    assert np.array_equal(2 * first[1], variant[1])
 
 
 def test_probe_runs_the_training_executable_with_equal_releases(program, monkeypatch):
@@ -126,30 +131,33 @@ def test_probe_runs_the_training_executable_with_equal_releases(program, monkeyp
     blocks.close()
     # Sums far below the noise: what is watched is the noise of each step.
     quiet = dataclasses.replace(program.mechanism, noise_multiplier=2.0**10, l2_clip_norm=2.0**-10)
-    places = [np.asarray(at) for at in Watch.nothing(program.state.params).places]
-    seen = next(
+    places = [np.asarray(indices) for indices in Watch.nothing(program.state.params).places]
+    block = next(
         program.blocks(program.begun(3), quiet, attempt=0, places=places, return_gradient=True)
     )
-    assert seen.steps.start == 3
-    shown = np.split(np.asarray(seen.watched), np.cumsum([len(at) for at in places])[:-1], axis=1)
-    for j, step in enumerate(seen.steps):
+    assert block.steps.start == 3
+    recorded = np.split(
+        np.asarray(block.watched), np.cumsum([len(indices) for indices in places])[:-1], axis=1
+    )
+    for j, step in enumerate(block.steps):
         alone = program.release((), quiet, step=step)
-        for a, b, at in zip(alone, shown, places, strict=True):
-            np.testing.assert_allclose(a[at], b[j], atol=0.1 / 8)
+        for a, b, indices in zip(alone, recorded, places, strict=True):
+            np.testing.assert_allclose(a[indices], b[j], atol=0.1 / 8)
     assert len(set(map(id, [*ran, program.program]))) == 1
 
 
 def test_advancing_takes_a_training_step_and_shows_its_release(program):
-    after, shown = (
-        program.called(program.begun(), [0, 1], return_gradient=shown)[0] for shown in (False, True)
+    states, return_gradient = (
+        program.called(program.begun(), [0, 1], return_gradient=return_gradient)[0]
+        for return_gradient in (False, True)
     )
-    assert int(after.step) == int(shown.step) == 1
-    for a, b in zip(jax.tree.leaves(after[2:]), jax.tree.leaves(shown[2:]), strict=True):
+    assert int(states.step) == int(return_gradient.step) == 1
+    for a, b in zip(jax.tree.leaves(states[2:]), jax.tree.leaves(return_gradient[2:]), strict=True):
         assert np.array_equal(a, b)
     release = program.release([0, 1])
-    for a, b in zip(jax.tree.leaves(shown.raw_params), release, strict=True):
+    for a, b in zip(jax.tree.leaves(return_gradient.raw_params), release, strict=True):
         np.testing.assert_array_equal(np.ravel(a), b)
-    assert np.all(np.abs(after.params["w"]) <= 1.01e-2)
+    assert np.all(np.abs(states.params["w"]) <= 1.01e-2)
 
 
 def test_without_noise_or_rows_there_is_nothing_to_audit():

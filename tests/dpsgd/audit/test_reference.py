@@ -26,28 +26,28 @@ KEY = np.array([0xA4093822, 0x299F31D0, 0x082EFA98, 0xEC4E6C89], np.uint32)
 )
 def test_blocks_are_those_of_the_published_vectors(counter, key, block):
     """Known answers of Random123 1.09, `kat_vectors`, philox4x32-10."""
-    found = reference.philox([np.array([word], np.uint64) for word in counter], *key)
-    assert " ".join(f"{int(word[0]):08x}" for word in found) == block
+    blocks = reference.philox([np.array([word], np.uint64) for word in counter], *key)
+    assert " ".join(f"{int(word[0]):08x}" for word in blocks) == block
 
 
 @pytest.mark.parametrize("step", [0, 1, 2**31 - 1])
 @pytest.mark.parametrize("leaf", [0, 5])
 def test_normals_are_those_of_the_program_but_for_rounding(step, leaf):
-    found = gaussian.standard_normal(KEY, step, leaf, (3, 7, 500))
-    expected = reference.normals(KEY, step, leaf, np.arange(found.size).reshape(found.shape))
-    np.testing.assert_allclose(found, expected, atol=4e-6)
+    values = gaussian.standard_normal(KEY, step, leaf, (3, 7, 500))
+    expected = reference.normals(KEY, step, leaf, np.arange(values.size).reshape(values.shape))
+    np.testing.assert_allclose(values, expected, atol=4e-6)
 
 
 @pytest.mark.parametrize("purpose", [gaussian.STEP, gaussian.MOMENTUM, gaussian.VALUE])
 def test_normals_and_uniforms_of_rows_are_those_of_the_program(purpose):
     rows, width = jnp.array([0, 7, 2**20]), 9
     index = np.asarray(rows)[:, None] * width + np.arange(width)
-    how = KEY, 11, 3
+    arguments = KEY, 11, 3
     table = gaussian.TableRows(3, purpose, rows, width)
-    found = gaussian.normal_at(KEY, 11, table)
-    np.testing.assert_allclose(found, reference.normals(*how, index, purpose), atol=4e-6)
-    found = gaussian.uniform_at(KEY, 11, table)
-    np.testing.assert_array_equal(found, reference.uniforms(*how, index, purpose))
+    values = gaussian.normal_at(KEY, 11, table)
+    np.testing.assert_allclose(values, reference.normals(*arguments, index, purpose), atol=4e-6)
+    values = gaussian.uniform_at(KEY, 11, table)
+    np.testing.assert_array_equal(values, reference.uniforms(*arguments, index, purpose))
 
 
 @pytest.mark.long
@@ -57,8 +57,8 @@ def test_an_index_beyond_32_bits_has_words_of_its_own():
     key = jnp.asarray(KEY)
     counter = low, high, jnp.uint32(3) ^ key[2], jnp.uint32(8) ^ key[3]
     words = philox4x32(counter, (key[0], key[1]))
-    found = np.asarray(gaussian._normal(words))
-    np.testing.assert_allclose(found, reference.normals(KEY, 8, 3, index), atol=4e-6)
+    values = np.asarray(gaussian._normal(words))
+    np.testing.assert_allclose(values, reference.normals(KEY, 8, 3, index), atol=4e-6)
 
 
 def test_normals_are_normal_and_uniforms_uniform():

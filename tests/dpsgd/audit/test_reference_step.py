@@ -103,7 +103,7 @@ def test_compiled_steps_equal_the_reference(case, rule, noise):
             )
             assert {k for k, leaf in enumerate(expected) if leaf is None} == set(frozen_leaves)
             state, gradient = algorithm.update(state, total, KEY, scales)
-            wanted = [leaf for leaf in expected if leaf is not None]
-            for found, leaf in zip(jax.tree.leaves(gradient), wanted, strict=True):
+            trained = [leaf for leaf in expected if leaf is not None]
+            for actual, leaf in zip(jax.tree.leaves(gradient), trained, strict=True):
                 atol = digits * clip_norm / SAMPLER.expected_batch_size
-                np.testing.assert_allclose(found, leaf, atol=atol, rtol=digits)
+                np.testing.assert_allclose(actual, leaf, atol=atol, rtol=digits)

@@ -76,10 +76,10 @@ def algorithm(loss, lazy=True):
 
 def failed(loss, generated=None, lazy=True):
     """Returns the names of the checks of sums that fail."""
-    made = algorithm(loss, lazy)
-    state = made.init(PARAMS, MECHANISM, COLUMNS)
+    program_algorithm = algorithm(loss, lazy)
+    state = program_algorithm.init(PARAMS, MECHANISM, COLUMNS)
     rows = generated_rows(COLUMNS, 64, generated)
-    checks = step_checks(Probe(made, MECHANISM, state, rows))
+    checks = step_checks(Probe(program_algorithm, MECHANISM, state, rows))
     assert sum(check.name.startswith(ADDS_UP) and check.performed for check in checks) == 2
     return [check.name for check in checks if not check.passed]
 
@@ -100,8 +100,8 @@ def coupled(monkeypatch):
 @pytest.mark.usefixtures("coupled")
 @pytest.mark.parametrize("generated", GENERATED.values(), ids=GENERATED)
 def test_coupled_tables_do_not_add_up(generated):
-    found = failed(fresh(), generated)
-    assert {ADDS_UP, UNCLIPPED} <= set(found)
+    failures = failed(fresh(), generated)
+    assert {ADDS_UP, UNCLIPPED} <= set(failures)
 
 
 @pytest.mark.usefixtures("coupled")
@@ -124,14 +124,14 @@ def test_sound_sums_add_up(generated, lazy):
 def test_numbers_that_look_up_rows_are_of_the_whole_table():
     ranges = index_ranges(plain, PARAMS, jax.tree.map(lambda x: x[0], COLUMNS))
     rows = generated_rows(COLUMNS, 64)
-    found = varied_rows(rows, ranges)
-    assert np.array_equal(found["y"], rows["y"])
-    assert np.array_equal(found["ids"][::2], rows["ids"][::2])
-    beyond = (found["ids"] == R).all(axis=1)
+    varied = varied_rows(rows, ranges)
+    assert np.array_equal(varied["y"], rows["y"])
+    assert np.array_equal(varied["ids"][::2], rows["ids"][::2])
+    beyond = (varied["ids"] == R).all(axis=1)
     assert np.flatnonzero(beyond).tolist() == list(range(7, 64, 8))
-    inside = found["ids"][1::2][~beyond[1::2]]
+    inside = varied["ids"][1::2][~beyond[1::2]]
     assert inside.min() >= 0
     assert inside.max() < R
     assert (inside > R // 4).mean() > 0.1
     assert (inside < 100).mean() > 0.3
-    assert found["ids"].dtype == np.int32
+    assert varied["ids"].dtype == np.int32

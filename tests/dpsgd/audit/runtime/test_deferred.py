@@ -62,11 +62,11 @@ def failed(program):
 
 @pytest.mark.long
 def test_sound_training_with_lazy_tables_passes():
-    before = jax.tree.map(jnp.array, START)
+    start_state = jax.tree.map(jnp.array, START)
     report = audit_program(ALGORITHM, MECHANISM, START, ROWS, root=ROOT)
     assert report.passed, report.lines()
     assert not report.left_out
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, before, START))
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, start_state, START))
 
 
 keyed_loss_fn = with_rows(
@@ -159,12 +159,12 @@ def test_rows_written_beside_those_looked_up_are_caught(program, monkeypatch):
         block = sound(*of)
 
         def run(state, inputs):
-            after, *others = block(state, inputs)
+            next_state, *outputs = block(state, inputs)
             tables = {
                 k: table._replace(values=table.values.at[R - 1].add(1.0))
-                for k, table in after.lazy_tables.items()
+                for k, table in next_state.lazy_tables.items()
             }
-            return after.with_tables(tables), *others
+            return next_state.with_tables(tables), *outputs
 
         return run
 

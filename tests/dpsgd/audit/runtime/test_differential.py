@@ -174,8 +174,8 @@ def test_indices_cut_to_16_bits_are_caught(monkeypatch):
     assert audited(dpsgd(loss_fn, SGD), sampler).passed
 
     def plan(program, *of):
-        found = sound(program, *of)
-        return found._replace(indices=found.indices % 2**16)
+        release = sound(program, *of)
+        return release._replace(indices=release.indices % 2**16)
 
     monkeypatch.setattr(Probe, "_plan", plan)
     assert not audited(dpsgd(loss_fn, SGD), sampler).passed
@@ -192,8 +192,8 @@ def test_padding_that_counts_unless_it_is_row_0_is_caught():
 
 
 def keyed(params, example, key):
-    kept = jax.random.bernoulli(key, 0.5, example["x"].shape)
-    return loss_fn(params, example | {"x": example["x"] * kept})
+    keep_mask = jax.random.bernoulli(key, 0.5, example["x"].shape)
+    return loss_fn(params, example | {"x": example["x"] * keep_mask})
 
 
 def frozen(params, example):
@@ -244,8 +244,8 @@ RULES = {
 
 @pytest.mark.parametrize(("algorithm", "how"), RULES.values(), ids=RULES)
 def test_sound_steps_of_every_rule_equal_the_definition(algorithm, how):
-    found = audited(algorithm, **how)
-    assert found.passed, found.lines()
+    report = audited(algorithm, **how)
+    assert report.passed, report.lines()
 
 
 def test_an_own_rule_that_clips_too_little_is_caught():
@@ -259,8 +259,8 @@ def test_noise_of_one_bfloat16_number_passes_under_any_root():
     algorithm, params = dpsgd(loss, SGD), {"b": jnp.ones((), jnp.bfloat16)}
     rows = np.resize(np.array([1, -1], np.float32), 20)
     for seed in range(20):
-        found = audited(algorithm, Poisson(60, 6, 2), seed=seed, rows=rows, params=params)
-        assert found.passed, (seed, found.lines())
+        report = audited(algorithm, Poisson(60, 6, 2), seed=seed, rows=rows, params=params)
+        assert report.passed, (seed, report.lines())
 
 
 def test_loud_noise_is_that_of_the_run_and_hides_every_sum():
@@ -295,7 +295,7 @@ def sound_program(seed):
             "a": jnp.asarray(rng.normal(size=(size, hidden)) / np.sqrt(size), dtype),
             "c": jnp.asarray(rng.normal(size=hidden) / np.sqrt(hidden), dtype),
         }
-        sigma, clip = (float(10.0 ** rng.uniform(*ends)) for ends in ((-2, 1), (-3, 3)))
+        sigma, clip = (float(10.0 ** rng.uniform(*exponents)) for exponents in ((-2, 1), (-3, 3)))
         return Mechanism(sampler, sigma, clip, **noise), params, rows
 
     def loss(params, example, *key):
@@ -310,8 +310,8 @@ def sound_program(seed):
         return loss(params, example, key)
 
     frozen = seed % 7 == 0 and "clipping" in clipping
-    own = of_key if seed % 4 == 3 else (lambda params, example: loss(params, example))
-    return dpsgd(own, SGD, **({} if frozen else clipping)), draw
+    loss_fn = of_key if seed % 4 == 3 else (lambda params, example: loss(params, example))
+    return dpsgd(loss_fn, SGD, **({} if frozen else clipping)), draw
 
 
 @pytest.mark.long
@@ -325,8 +325,8 @@ def test_sound_programs_are_never_refused(part):
             state = algorithm.init(params, mechanism, rows)
             root = RootKey.from_insecure_seed(100 * seed + again)
             probe = Probe(algorithm, mechanism, state, rows, root=root)
-            found = AuditReport((*step_checks(probe), *block_checks(probe)))
-            assert found.passed, (seed, again, found.lines())
+            report = AuditReport((*step_checks(probe), *block_checks(probe)))
+            assert report.passed, (seed, again, report.lines())
 
 
 def regression_in_bfloat16(params, example):
@@ -350,5 +350,5 @@ def test_sound_bfloat16_regressions_pass_at_any_parameters(rule):
         params = {
             name: jnp.float32(scale * rng.normal(size=n)) for name, n in (("w", 3), ("b", ()))
         }
-        found = audited(algorithm, Deterministic(N, 16), rows=rows, seed=draw, params=params)
-        assert found.passed, (draw, found.lines())
+        report = audited(algorithm, Deterministic(N, 16), rows=rows, seed=draw, params=params)
+        assert report.passed, (draw, report.lines())

@@ -183,8 +183,8 @@ class Mixed(Independent):
         off = {"leaf": True, "off": (step >= 100) & (step < 120), "last": step % 64 == 63}
         if self.how == "sum":
             return noised, state
-        where = jnp.asarray(off[self.how])
-        return noised | {"w": jnp.where(where, raw["w"], noised["w"])}, state
+        position = jnp.asarray(off[self.how])
+        return noised | {"w": jnp.where(position, raw["w"], noised["w"])}, state
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Given(BandedToeplitz):
         from dpsgd.noise.correlated import rounded
         from dpsgd.noise.recursion import next_noise
 
-        before = state[0][0, -D:]
+        last_noise = state[0][0, -D:]
         noise, state = next_noise(total, state, key, step, *rounded(tuple(self.coefficients)))
         noise |= {
             "w": {
@@ -205,13 +205,13 @@ class Given(BandedToeplitz):
                 "rows": noise["w"] * (size(total) < 3.0),
                 "leaf": jnp.zeros(D),
                 "key": jnp.full(D, key[0], jnp.float32),
-                "old": before,
+                "old": last_noise,
                 "draw": standard_normal(key, step, (size(total) > 3.0).astype(jnp.uint32), (D,)),
             }[self.how]
         }
         state = jax.tree.map(lambda x: x + size(total), state) if self.how == "rows" else state
-        how = {"divisor": scales.expected_batch_size, "noise": noise, "spread": self.spread}
-        return add_gaussian_noise(total, key, step, scales.noise_stddev, **how), state
+        scaling = {"divisor": scales.expected_batch_size, "noise": noise, "spread": self.spread}
+        return add_gaussian_noise(total, key, step, scales.noise_stddev, **scaling), state
 
 
 @dataclass(frozen=True)
@@ -250,13 +250,13 @@ class Again(Independent):
 
         def mapped(w):
             def given(z):
-                how = {"divisor": scales.expected_batch_size, "noise": z}
-                return add_gaussian_noise(w, key, step, scales.noise_stddev, **how)
+                scaling = {"divisor": scales.expected_batch_size, "noise": z}
+                return add_gaussian_noise(w, key, step, scales.noise_stddev, **scaling)
 
             return jax.vmap(given)(standard_normal(key, step, 9, (2, D))).mean(axis=0)
 
         w = total["w"]
-        made = {
+        noise_by_name = {
             "numbered": lambda: mean(*one({"a": total, "b": total}).values()),
             "by its own +": lambda: mean(one(total), jax.tree.map(own, total)),
             "in parts": lambda: one(total) | {"w": mean(one([w, w[:3]])[0], one(w))},
@@ -266,7 +266,7 @@ class Again(Independent):
             "copies": lambda: jax.tree.map(copies, total),
             "mapped": lambda: one(total) | {"w": mapped(w)},
         }
-        return made[self.how](), state
+        return noise_by_name[self.how](), state
 
 
 def update_of(change):
@@ -274,8 +274,8 @@ def update_of(change):
 
     def replaced(algorithm):
         def update(state, total, key, scales):
-            after, gradient = algorithm.update(state, total, key, scales)
-            return change(state, after, gradient, total, key)
+            next_state, gradient = algorithm.update(state, total, key, scales)
+            return change(state, next_state, gradient, total, key)
 
         return {"update": update}
 
@@ -303,9 +303,11 @@ def stepping(change):
 
 
 def members_counted(state, after, gradient, total, key):
-    adam, *rest = after.opt_state
-    seen = jnp.int32(size(total) > 0)
-    return after._replace(opt_state=(adam._replace(count=adam.count + seen), *rest)), gradient
+    adam, *other_states = after.opt_state
+    has_rows = jnp.int32(size(total) > 0)
+    return after._replace(
+        opt_state=(adam._replace(count=adam.count + has_rows), *other_states)
+    ), gradient
 
 
 def shown(state, after, gradient, total, key):
@@ -345,8 +347,8 @@ def clip_of_rows(algorithm):
 def lazily(change):
     def replaced(algorithm):
         def update(state, total, *rest, **how):
-            after, gradient = algorithm.update(state, total, *rest, **how)
-            return change(after, total), gradient
+            next_state, gradient = algorithm.update(state, total, *rest, **how)
+            return change(next_state, total), gradient
 
         return {"update": update}
 
@@ -441,9 +443,9 @@ PLANTED = {
 
 @pytest.mark.parametrize(("how", "named"), PLANTED.values(), ids=PLANTED)
 def test_planted_bugs_are_named(how, named):
-    found = faults(**how)
+    messages = faults(**how)
     pattern = named.replace("['", r"\['").replace("']", r"'\]")
-    assert re.search(pattern, found), found
+    assert re.search(pattern, messages), messages
 
 
 @pytest.mark.parametrize("part", ["values", "momentum"])
