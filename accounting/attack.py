@@ -21,9 +21,6 @@ def attack_advantage(profile: PrivacyProfile) -> Bound:
     >>> from accounting import GaussianProfile
     >>> f"{attack_advantage(GaussianProfile(4.0)):.4f}"  # 2 Phi(1/8) - 1
     '[0.0994, 0.0995]'
-
-    Args:
-      profile: The mechanism's.
     """
     return profile.delta(0.0)
 

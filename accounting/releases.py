@@ -200,11 +200,8 @@ class TrialCount:
     def hit_probability(self, share: float) -> float:
         """Returns 1 - f(1 - t), the probability that one of K independent events happens.
 
-        With s = 1 - (1 - gamma)(1 - t) it is (1 - (s / gamma)^-eta) / (1 - gamma^eta), without a
-        difference of large numbers.
-
-        Args:
-          share: t in [0, 1].
+        With t = `share` in [0, 1] and s = 1 - (1 - gamma)(1 - t) it is (1 - (s / gamma)^-eta) / (1
+        - gamma^eta), without a difference of large numbers.
         """
         log_ratio = math.log1p(share * (1.0 - self.gamma) / self.gamma)
         log_gamma = math.log(self.gamma)
@@ -213,12 +210,9 @@ class TrialCount:
         return math.expm1(-self.shape * log_ratio) / math.expm1(self.shape * log_gamma)
 
     def draw(self, generator: np.random.Generator | None = None) -> int:
-        """Draws K by inversion.
+        """Draws K by inversion, up to where no mass is left.
 
-        K is counted up to where no mass is left.
-
-        Args:
-          generator: As secret as the noise; by default of the operating system's entropy.
+        `generator` is as secret as the noise; by default the operating system's entropy.
         """
         generator = generator or np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
         u, gamma, eta, first, size = generator.random(), self.gamma, self.shape, 1, 256

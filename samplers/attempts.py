@@ -30,8 +30,7 @@ def check_attempts(attempts: Sequence[Attempt], num_steps: int) -> list[list[ran
       num_steps: Number of steps of the run.
 
     Raises:
-      ValueError: If there is no attempt, or a range is empty, leaves the run, or overlaps another
-        range of its attempt.
+      ValueError: If there is no attempt, or a range is empty, leaves the run or overlaps another.
     """
     if not attempts:
         raise ValueError("attempts=[] release nothing: pass one range of steps or more")

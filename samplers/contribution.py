@@ -77,8 +77,7 @@ class Contributions:
         {'x': [[5, 7], [6, 0]], 'weight': [[1.0, 1.0], [1.0, 0.0]]}
 
         Raises:
-          ValueError: If a column has another number of rows than there were examples, or is named
-            "weight".
+          ValueError: If a column has not one row per example, or is named "weight".
         """
         if "weight" in columns:
             raise ValueError('no column may be named "weight", which marks padding: rename it')
@@ -97,7 +96,7 @@ class Contributions:
         UnitData(columns={'x': array([5, 6])}, population=Population(num_examples=2, ...))
 
         Raises:
-          ValueError: If a column has another number of rows than there were examples.
+          ValueError: If a column has not one row per example.
         """
         self._check(columns)
         examples = self.kept_examples

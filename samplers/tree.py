@@ -154,8 +154,7 @@ class UnitTree:
         UnitTree(2 x shop, 6 leaves)
 
         Args:
-          sizes: Number of children of each unit, level by level from the root; the last entry
-            counts examples.
+          sizes: Number of children of each unit by level from the root; the last counts examples.
           names: Name of the units of each level below the root.
         """
         counts = [math.prod(sizes[:level]) for level in range(len(sizes) + 1)]

@@ -155,9 +155,8 @@ class MultistageProfile(RepeatedProfile):
     def divergence(self, a: float) -> float:
         """Returns h(a), before its convex minorant.
 
-        No step has a larger int (P_with - a P_without)_+; a > 0, and finite.
-
-        Before the convex minorant, in floating point: for plots and tests, not for guarantees.
+        No step has a larger int (P_with - a P_without)_+; a > 0, and finite. Before the convex
+        minorant, in floating point: for plots and tests, not for guarantees.
         """
         if a < 1.0:
             return 1.0 - a + a * self._pair("without").divergence(1.0 / a)
@@ -204,9 +203,8 @@ class MultistageProfile(RepeatedProfile):
     def concrete_pairs(self) -> Iterator[tuple[Mixture, Mixture]]:
         """Yields one release's laws with x and without x.
 
-        The data sets have one dimension.
-
-        The gradients that branch off x's path at level j are all sign_j.
+        The data sets have one dimension. The gradients that branch off x's path at level j are all
+        sign_j.
         """
         levels, contributions = len(self.draws), self.contributions()
         probabilities = outcomes(self.draws, self.sizes)
@@ -318,11 +316,7 @@ def _common_tangent(
 ) -> tuple[int, int]:
     """Returns where the lower common tangent touches two convex curves that meet at a = 1.
 
-    Args:
-      left_a: 1 and falling.
-      left_h: The curve there.
-      right_a: 1 and rising.
-      right_h: The curve there.
+    Both a begin at 1: the left one falls, the right one rises.
     """
     # At a = 1 both bounds hold: the lower one stands for both curves.
     first_i, first_j = (1, 0) if right_h[0] <= left_h[0] else (0, 1)

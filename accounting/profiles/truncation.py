@@ -287,9 +287,8 @@ class Cap:
     def log_kept(self) -> float:
         """Bounds log Pr[an example is kept in an overflowing batch].
 
-        It is drawn, its batch overflows, and the cut keeps it.
-
-        It holds for any smaller number of examples as well.
+        It is drawn, its batch overflows, and the cut keeps it. It holds for any smaller number of
+        examples as well.
         """
         m, rate, cap = self.num_examples, self.sampling_prob, self.max_batch_size
         if cap >= m * rate:
@@ -495,9 +494,8 @@ def _log_sum(logs: Sequence[float]) -> float:
 def log_overflow_probability(num_examples: int, sampling_prob: float, max_batch_size: int) -> float:
     """Returns an upper bound on log Pr[a batch overflows].
 
-    A batch has Binomial(m, q) examples, and overflows above B.
-
-    Tight to 1e-9 relative down to a probability of 1e-300, which stands for all smaller ones.
+    A batch has Binomial(m, q) examples, and overflows above B. Tight to 1e-9 relative down to a
+    probability of 1e-300, which stands for all smaller ones.
 
     >>> math.exp(log_overflow_probability(10, 0.5, 9)) * 2**10  # doctest: +ELLIPSIS
     1.00000000...

@@ -192,9 +192,6 @@ def check_together(parts: Sequence[Part]) -> None:
 
     A protected unit may have rows in all of them.
 
-    Args:
-      parts: Segments and selections of all the runs.
-
     Raises:
       ValueError: if one is a selection, draws units from a tree (they may lie elsewhere in each
         run), or protects another unit than the others.

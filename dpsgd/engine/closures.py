@@ -189,8 +189,7 @@ def require_closed(
       state: First state of the run, or its shapes.
 
     Raises:
-      ValueError: If an array may be rows and is not declared `public`, or the optimizer calls the
-        host or foreign code.
+      ValueError: If an undeclared array may be rows, or the optimizer calls host or foreign code.
     """
     traces: tuple[core.ClosedJaxpr, ...] = ()
     optimizer = algorithm.optimizer

@@ -44,8 +44,7 @@ class Placement:
         together with its like in the state of optimizer and noise; by default no leaf is.
 
     Raises:
-      ValueError: If there is no device, they are not in that order, or `shard_rows_from` is below
-        1.
+      ValueError: If devices are absent or not in that order, or `shard_rows_from` < 1.
     """
 
     devices: tuple[jax.Device, ...]

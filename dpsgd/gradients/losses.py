@@ -77,8 +77,7 @@ def takes_key(loss_fn: LossFn) -> bool:
     (False, True)
 
     Raises:
-      ValueError: If the loss requires other arguments, takes any number, or has a default for the
-        key.
+      ValueError: If the loss has other required arguments, any number, or a default key.
     """
     try:
         parameters = list(inspect.signature(loss_fn).parameters.values())

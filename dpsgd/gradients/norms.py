@@ -124,8 +124,7 @@ def clip_factor(
       l2_clip_norm: Clip norm C > 0; infinity clips nothing.
       counts: bool[B], True for the examples that count.
       share: Factor of C, a float32 number in (0, 1].
-      gamma: Stability constant in [2^-100, 2^96] for normalising in place of clipping: the factor
-        is C / (norm + gamma).
+      gamma: In [2^-100, 2^96], to normalise by C / (norm + gamma) in place of clipping.
     """
     marked_clip_norm = mark_value(jnp.asarray(l2_clip_norm, jnp.float32), "clip", clip=l2_clip_norm)
     limit = marked_clip_norm * jnp.float32(1.0 - CLIP_MARGIN)

@@ -132,8 +132,7 @@ class Taps:
         """Returns the bytes of all values computed from the example.
 
         Args:
-          num_leaves: Number of leading inputs that are parameters; values of parameters alone do
-            not count.
+          num_leaves: Number of leading inputs that are parameters, whose values do not count.
         """
         inputs = self.closed.jaxpr.invars
         return _value_bytes(self.closed.jaxpr, [k >= num_leaves for k in range(len(inputs))])[0]

@@ -60,11 +60,6 @@ def sum_error(contributions: ArrayLike, cap: float, epsilon: float) -> float:
 
     Not private: it reads the data.
 
-    Args:
-      contributions: Contribution x_i >= 0 of each user, [users].
-      cap: tau >= 0.
-      epsilon: Privacy cost of the sum, > 0.
-
     Raises:
       ValueError: If a contribution is negative or not finite, `cap` < 0 or `epsilon` <= 0.
     """
@@ -249,8 +244,7 @@ def privacy_excess(users: float, epsilon: float, log_size: float, *, failure: fl
       failure: Probability f in (0, 1) that the bound fails.
 
     Raises:
-      ValueError: If `users` or `log_size` is negative, `epsilon` is not positive, or `failure` is
-        not in (0, 1).
+      ValueError: If an argument is out of range.
     """
     _check_sum(0.0, epsilon)
     if not (users >= 0.0 and log_size >= 0.0 and 0.0 < failure < 1.0):

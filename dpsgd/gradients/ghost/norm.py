@@ -87,11 +87,8 @@ def _crossed(
 ) -> tuple[Array, Array]:
     """Returns the look-ups' terms in squared norms of contractions, and in their diagonals.
 
-    Args:
-      by_row: Side of the contractions along the rows that are looked up, with its scales.
-      by_column: Other side.
-      flat: Row indices, [B, K].
-      h: Cotangents of the rows, [B, K, :].
+    `by_row` is the side along the looked-up rows, with its scales; `flat` has their indices, [B,
+    K], and `h` their cotangents, [B, K, :].
     """
     squares = norms.square_sums(h, lead=2)
     unit, scale = _unit_rows(h, squares)

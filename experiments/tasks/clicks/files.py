@@ -350,9 +350,6 @@ class RowFile:
     def batches(self, wanted: Mapping[str, pa.DataType]) -> Iterator[Batch]:
         """Yields the wanted columns in batches of rows.
 
-        Args:
-            wanted: Names of columns, with their Arrow types in a text file.
-
         Raises:
             DataError: If the file cannot be read; it names the line if there is one.
         """

@@ -330,19 +330,16 @@ def table_schema(
         label: Column to predict: zeros and ones, declared classes, or numbers with bounds.
         categories: Columns whose values are hashed.
         numbers: Columns of numbers.
-        buckets: Hash buckets, a power of two: one for all categories without declared values, or
-            one for each of these.
+        buckets: Hash buckets, a power of two: one for all hashed categories, or one for each.
         transform: Transform of numbers, see `Schema.transform`.
         missing: Texts that stand for a missing value, beside the empty one.
         classes: Texts of the label that mean 0, 1, ...; empty for zeros and ones.
         label_bounds: Public (low, high) of a numerical label.
         bounds: Public (low, high) of numbers, by column.
-        values: Public values of categories, by column: they are not hashed, and all others are
-            missing.
+        values: Public values of categories, by column, not hashed; all others are missing.
 
     Raises:
-        ValueError: If a column is named twice, none is a feature, or the buckets, bounds or values
-            do not fit.
+        ValueError: For a repeated name, no feature, or unfit buckets, bounds or values.
     """
     names = [label, *categories, *numbers]
     if not label:

@@ -152,8 +152,7 @@ class Store(Manifest):
         """Opens the store in directory `path`.
 
         Raises:
-            StoreError: If there is no store, it has another version, or a file is missing or
-              truncated.
+            StoreError: If there is no store of this version, or a file is missing or truncated.
         """
         path = Path(path)
         try:

@@ -104,8 +104,7 @@ class ClickModels(Models):
 
         Raises:
           TypeError: If `rows` is not a mapping of columns, or a column is a single value.
-          ValueError: For a missing feature or an invalid value; the message names row (from 0) and
-            column.
+          ValueError: For a missing feature or an invalid value, with its row (from 0) and column.
         """
         from experiments.tasks.clicks.formats import format_of
 
@@ -305,8 +304,7 @@ class Clicks(ClickModels):
           begun: Description from the run's beginning, which the store must fit.
 
         Raises:
-          ValueError: If a file was changed, the store differs, or validation or test rows have no
-            metrics.
+          ValueError: If a file was changed, the store differs, or held-out rows have no metrics.
         """
         from dpsgd.runs.processes import Processes
 

@@ -98,8 +98,7 @@ def predict(params: Params, rows: Any) -> jax.Array:
 
     Args:
       params: Parameters of the items.
-      rows: "item", [rows]; and as "known" each user's known "item", "rating" and "weight", [rows,
-        tau].
+      rows: "item", [rows]; "known": a user's "item", "rating" and "weight", [rows, tau] each.
     """
 
     def predict_row(item: Any, known: Any) -> jax.Array:

@@ -124,8 +124,7 @@ class LinearRatings:
 
         Args:
           cap: Number tau >= 1 of ratings that count for each user: public, or a paid release.
-          epsilon: Privacy cost of this draw for a user removed or zeroed out; twice for a replaced
-            user.
+          epsilon: Privacy cost for a user removed or zeroed out; twice for a replaced user.
           randbelow: Random integers, as for `exponential_mechanism`.
 
         Raises:

@@ -125,8 +125,7 @@ def with_others(
     Args:
       table: Ratings.
       at_once: Largest number of rows of a block.
-      asked: Mask of the rows to yield, bool[rows], whose ratings are then hidden from each other;
-        by default all rows.
+      asked: bool[rows], rows to yield, hidden from each other; by default all rows.
 
     Yields:
       "item", int32[rows], "rating", float32[rows], and, as "known", item, rating and weight of the
