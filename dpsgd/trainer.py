@@ -236,7 +236,7 @@ class _Callback(Journal):
         if not self._proved:
             return None
         steps = cost([Segment(job.mechanism, range(self.done), unit=job.unit)], job.delta)
-        return steps.epsilon and steps.epsilon.upper
+        return None if steps.epsilon is None else steps.epsilon.upper
 
 
 def _bind(algorithm: Algorithm, params: PyTree) -> tuple[Algorithm, PyTree, Any, Any]:

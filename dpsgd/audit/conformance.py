@@ -272,7 +272,8 @@ def check_loop(
     *_, block = train_blocks(algorithm, mechanism, state, data, keys=keys)
     initial, expected = state, block.state
     reached = loop(algorithm.init(params, mechanism, data), data, keys)
-    same = jax.tree.structure(reached) == jax.tree.structure(expected)
+    structure: Any = jax.tree.structure(reached)
+    same = structure == jax.tree.structure(expected)
     name = "the loop reaches the state of the audited program"
     if not same:
         return _required([*checks, CheckResult(name, False, "the state has another structure")])

@@ -57,7 +57,7 @@ def all_samplers(
     samplers = {}
     for name in names:
         kind = sampler_kind(name)
-        settings = {"batch_size": batch_size, "epochs": epochs}
+        settings: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs}
         if "overflow" in kind.__dataclass_fields__:
             settings["overflow"] = "accumulate"
         samplers[name] = build(kind, settings, f"--sampler {name}").build(Population(num_examples))

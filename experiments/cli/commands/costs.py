@@ -84,12 +84,12 @@ def compare(question: Compare) -> None:
     with Console() as console:
         profiles = {name: sampler.privacy for name, sampler in samplers.items()}
         if equal_privacy:
-            how = question.target_epsilon, delta, console.progress, comparison.noise_multipliers
+            xs, bounds = question.target_epsilon, comparison.noise_multipliers
             measure, corner = "smallest noise multiplier", "epsilon"
         else:
-            how = question.noise_multiplier, delta, console.progress
+            xs, bounds = question.noise_multiplier, comparison.epsilons
             measure, corner = "epsilon", "sigma"
-        points = comparison.curves(profiles, *how)
+        points = comparison.curves(profiles, xs, delta, console.progress, bounds)
         terms = f"at delta {format_delta(delta)} ({comparison.TERMS})"
         console.line(f"{measure} [lower, upper] {terms}")
         console.table(*pivot(points.to_dicts(), corner=corner))
