@@ -40,12 +40,16 @@ def find_task(name: str) -> Any:
     return task
 
 
-def sampler_kind(name: str, where: str = "--sampler") -> type[SamplerSettings]:
+def sampler_kind(
+    name: str, where: str = "--sampler", *, execute: bool = False
+) -> type[SamplerSettings]:
     """Returns the settings class of a sampler.
 
     Args:
       name: Name of a sampler, or module:Class for a sampler outside the package.
       where: Option, or place in a file, that names the sampler.
+      execute: Permission to import the module, which executes its code: for names of the command
+        line and of a file to run, not of somebody's results.
 
     Raises:
       ValueError: If the sampler is unknown, or not a frozen dataclass.
@@ -57,9 +61,10 @@ def sampler_kind(name: str, where: str = "--sampler") -> type[SamplerSettings]:
         return SETTINGS[name]
     if ":" not in name:
         raise ValueError(f"{where} {name}{near(name, SETTINGS)} (your own: module:Class)")
-    look_in_the_current_folder()
+    if execute:
+        look_in_the_current_folder()
     try:
-        return settings_of(kind_of(name, execute=True))
+        return settings_of(kind_of(name, execute=execute))
     except ValueError as error:
         raise ValueError(f"{where} {name}: {error}") from None
 

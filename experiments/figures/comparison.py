@@ -46,7 +46,8 @@ def all_samplers(
       num_examples: Number of training examples.
       batch_size: Expected batch size.
       epochs: Number of passes over the examples.
-      names: Names of samplers; "module:Class" for one outside the package.
+      names: Names of samplers; "module:Class" for one outside the package, whose module is
+        imported.
 
     Raises:
       ValueError: If a sampler does not exist, or needs other settings.
@@ -56,7 +57,7 @@ def all_samplers(
     """
     samplers = {}
     for name in names:
-        kind = sampler_kind(name)
+        kind = sampler_kind(name, execute=True)
         settings: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs}
         if "overflow" in kind.__dataclass_fields__:
             settings["overflow"] = "accumulate"

@@ -49,12 +49,13 @@ Cells = dict[str, dict[str, Any]]
 """Options of runs that differ only in their randomness, by folder name."""
 
 
-def product(axes: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def product(axes: Mapping[str, Any], where: str, *, execute: bool = False) -> list[dict[str, Any]]:
     """Returns every combination of the values of axes, as options.
 
     Args:
       axes: One value or a list for each axis.
       where: Place in the file, for error messages.
+      execute: Permission to import a sampler's module, see `sampler_kind`.
 
     Raises:
       ValueError: If an axis has no value or a repeated one, or a sampler is unknown, names a size
@@ -77,17 +78,18 @@ def product(axes: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         options = dict(zip(lists, combination, strict=True))
         sizes = {name: options.pop(name) for name in IN_SAMPLER if name in options}
         place = f"{where}, sampler[{lists['sampler'].index(options['sampler'])}]"
-        combos.append({**options, "sampler": _sampler(options["sampler"], sizes, place)})
+        sampler = _sampler(options["sampler"], sizes, place, execute)
+        combos.append({**options, "sampler": sampler})
     return combos
 
 
-def _sampler(given: Any, sizes: Mapping[str, Any], where: str) -> SamplerSettings:
+def _sampler(given: Any, sizes: Mapping[str, Any], where: str, execute: bool) -> SamplerSettings:
     """Returns a sampler from its name, or a table of name and settings, with the sizes it knows."""
     fields = dict(given) if isinstance(given, dict) else {"name": given}
     name = fields.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"{where}: unknown sampler {name!r}; choose of {', '.join(SETTINGS)}")
-    kind = sampler_kind(name, f"{where}: unknown sampler")
+    kind = sampler_kind(name, f"{where}: unknown sampler", execute=execute)
     for axis in IN_SAMPLER:
         if axis in fields:
             raise ValueError(f"{where}: {axis} is an axis of the grid; set it there")
@@ -146,12 +148,13 @@ class Grid:
     """Title of the panel."""
 
     @classmethod
-    def parse(cls, table: Mapping[str, Any], where: str) -> Grid:
+    def parse(cls, table: Mapping[str, Any], where: str, *, execute: bool = False) -> Grid:
         """Returns the grid that a table of a file describes.
 
         Args:
           table: Table of the file.
           where: Place in the file, for error messages.
+          execute: Permission to import a sampler's module, see `sampler_kind`.
 
         Raises:
           ValueError: If the table is invalid.
@@ -179,11 +182,15 @@ class Grid:
                 raise ValueError(f"{where}, {role}: {axis!a} {problem}")
         if grid.x in grid.tune:
             raise ValueError(f"{where}: x and tune are both {grid.x}; tune another axis")
-        grid.cells(where)
+        grid.cells(where, execute=execute)
         return grid
 
-    def cells(self, where: str = "grid") -> Cells:
+    def cells(self, where: str = "grid", *, execute: bool = False) -> Cells:
         """Returns every combination of the values of its axes.
+
+        Args:
+          where: Place in the file, for error messages.
+          execute: Permission to import a sampler's module, see `sampler_kind`.
 
         Raises:
           ValueError: For an invalid value; the message begins with `where`.
@@ -191,13 +198,15 @@ class Grid:
         if "sampler" not in self.axes:
             raise ValueError(f"{where}: sampler is missing")
         private = any(name in self.axes for name in PRIVACY)
-        cells = product({**DEFAULTS, **self.axes}, where) if private else []
+        axes = {**DEFAULTS, **self.axes}
+        cells = product(axes, where, execute=execute) if private else []
         if self.non_private:
             # Without privacy nothing is clipped: one cell, whatever norms the grid has.
-            axes, of_privacy = {**DEFAULTS, **self.axes}, {*PRIVACY, *WITH_NOISE}
+            of_privacy = {*PRIVACY, *WITH_NOISE}
             plain = {name: values for name, values in axes.items() if name not in of_privacy}
             plain |= {name: DEFAULTS[name] for name in OUTSIDE_PRIVACY}
-            cells += [{**options, "non_private": True} for options in product(plain, where)]
+            combos = product(plain, where, execute=execute)
+            cells += [{**options, "non_private": True} for options in combos]
         return {name_of(options): options for options in cells}
 
 
@@ -296,12 +305,14 @@ class Sweep(OfTask):
         return cls.parse(file.read_bytes(), str(file))
 
     @classmethod
-    def parse(cls, content: bytes, where: str) -> Sweep:
+    def parse(cls, content: bytes, where: str, *, execute: bool = False) -> Sweep:
         """Returns the sweep that a TOML file describes.
 
         Args:
           content: Content of the file.
           where: Path of the file, for error messages.
+          execute: Permission to import the modules of samplers, which executes their code: to run
+            the file, not to read somebody's results.
 
         Raises:
           ValueError: If it is invalid; the message names the key.
@@ -312,7 +323,7 @@ class Sweep(OfTask):
         shared = fields.get("run")
         grids = []
         for i, table in enumerate(fields["grid"], 1):
-            grids.append(Grid.parse(table, f"{where}, grid {i}"))
+            grids.append(Grid.parse(table, f"{where}, grid {i}", execute=execute))
             adam = not isinstance(shared, dict) or shared.get("optimizer", "adam") == "adam"
             if not adam and "learning_rate" not in table:
                 raise ValueError(
@@ -364,18 +375,19 @@ def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
     return runs
 
 
-def with_insecure_seed(content: bytes, seed: int, where: str) -> bytes:
+def with_insecure_seed(content: bytes, seed: int, where: str, *, execute: bool = False) -> bytes:
     """Returns a sweep's file with seeds in place of repetitions, as many and from `seed` on.
 
     Args:
       content: Content of the file.
       seed: First seed; every run becomes reproducible, and no run has a guarantee.
       where: Path of the file, for error messages.
+      execute: As for `Sweep.parse`.
 
     Raises:
       ValueError: If the file is invalid, or a seed is above 2**32 - 1.
     """
-    sweep = Sweep.parse(content, where)
+    sweep = Sweep.parse(content, where, execute=execute)
     count = sweep.repetitions or len(sweep.insecure_seeds)
     seeds = list(range(seed, seed + count))
     key = re.compile(

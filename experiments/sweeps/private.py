@@ -83,8 +83,12 @@ class PrivateSweep(OfTask):
             )
         return build(cls, fields, where)
 
-    def candidates(self, where: str) -> list[RunSpec]:
+    def candidates(self, where: str, *, execute: bool = False) -> list[RunSpec]:
         """Returns the distinct candidates in the file's order.
+
+        Args:
+          where: Path of the file, for error messages.
+          execute: Permission to import the modules of samplers, which executes their code.
 
         Raises:
           ValueError: For an invalid setting; the message begins with `where`.
@@ -92,7 +96,8 @@ class PrivateSweep(OfTask):
         specs: dict[str, RunSpec] = {}
         for number, grid in enumerate(self.grid, 1):
             place = f"{where}, grid {number}"
-            for options in product({"sampler": "balls-and-bins", **grid}, place):
+            axes = {"sampler": "balls-and-bins", **grid}
+            for options in product(axes, place, execute=execute):
                 spec = checked_spec(
                     {**self.run, **options, "target_epsilon": self.target_epsilon}, place
                 )

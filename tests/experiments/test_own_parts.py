@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from experiments.sweeps import engine
 from experiments.sweeps.config import Sweep, plan
 
 PROGRAM = """
@@ -64,7 +65,7 @@ def test_a_command_answers_alike_for_an_own_sampler(name, command, monkeypatch):
 @pytest.mark.parametrize("sampler", SWEEPS)
 def test_a_sweep_runs_an_own_sampler(sampler, tmp_path):
     text = FILE.replace("SAMPLER", sampler.replace("NAME", "own_parts:Renamed"))
-    runs = plan(Sweep.parse(text.encode(), "own.toml"), tmp_path, "own.toml")
+    runs = plan(Sweep.parse(text.encode(), "own.toml", execute=True), tmp_path, "own.toml")
     assert [run.spec.sampler.name for run in runs] == ["own_parts:Renamed", "shuffle"]
 
 
@@ -88,8 +89,27 @@ def test_a_name_without_a_sampler_is_refused_in_one_line(name, asked, command):
 def test_a_sweep_names_the_place_of_an_unknown_sampler(name):
     text = FILE.replace("SAMPLER", f'"{name}"')
     with pytest.raises(ValueError, match=r"own.toml, grid 1, sampler\[0\]: unknown sampler") as why:
-        Sweep.parse(text.encode(), "own.toml")
+        Sweep.parse(text.encode(), "own.toml", execute=True)
     assert PROBLEMS[name] in str(why.value)
+
+
+SUMMARIES = ["report FOLDER --out r.html", "results FOLDER --plot a.png"]
+
+
+@pytest.mark.parametrize("words", SUMMARIES)
+@pytest.mark.parametrize("sampler", SWEEPS)
+def test_a_read_sweep_never_executes_the_code_that_it_names(words, sampler, tmp_path, command):
+    folder = tmp_path / "sweep"
+    (folder / engine.RUNS).mkdir(parents=True)
+    sampler = sampler.replace("NAME", "own_parts:Renamed")
+    (folder / engine.ASKED).write_text(FILE.replace("SAMPLER", sampler))
+    path, imported = list(sys.path), set(sys.modules)
+    with pytest.raises(ValueError, match=r"sampler\[0\]: .* not imported: if you trust") as why:
+        engine.read(folder)
+    assert "\n" not in str(why.value)
+    assert (sys.path, "own_parts" in sys.modules) == (path, False)
+    assert "--trust MODULE" in command.refuses(*words.replace("FOLDER", "sweep").split())
+    assert {name for name in sys.modules if name.startswith("own")} <= imported
 
 
 READERS = ["ledger", "results", "report"]

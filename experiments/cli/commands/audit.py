@@ -70,7 +70,7 @@ def _claimed(question: Audit, run: ResolvedRun) -> BatchSampler | None:
     """Returns the sampler whose guarantee is claimed; None for the run's own."""
     if question.claim is None:
         return None
-    kind, trained = sampler_kind(question.claim, "--claim"), run.spec.sampler
+    kind, trained = sampler_kind(question.claim, "--claim", execute=True), run.spec.sampler
     shared = {f.name for f in fields(kind)} & {f.name for f in fields(trained)}
     shared -= {"max_batch_size", "overflow"}  # chosen anew
     sampler = kind(**{name: getattr(trained, name) for name in shared})

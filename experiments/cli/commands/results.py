@@ -31,8 +31,8 @@ def sweep(config: questions.Sweep) -> None:
     file = file_of(config.config)
     content = file.read_bytes()
     if config.insecure_seed is not None:
-        content = with_insecure_seed(content, config.insecure_seed, str(file))
-    parsed = Sweep.parse(content, str(file))
+        content = with_insecure_seed(content, config.insecure_seed, str(file), execute=True)
+    parsed = Sweep.parse(content, str(file), execute=True)
     with Console() as console:
         console.progress("starting")
         arguments: dict[str, Any] = {"where": str(config.config), "workers": config.workers}
@@ -99,7 +99,7 @@ def _select(config: questions.Sweep) -> None:
         score, better = search.scored(task, file_name)
         record = dpsgd.select(
             task,
-            search.candidates(file_name),
+            search.candidates(file_name, execute=True),
             config.out,
             score=score,
             better=better,

@@ -62,7 +62,7 @@ def sampler_options(name: str | None) -> list[Option]:
     text = f"Sampler, also as sampler:NAME: {names}, or your own as module:Class. "
     text += "balls-and-bins and poisson need the least noise."
     options_by_name = {"sampler": Option("sampler", str, MISSING, text)}
-    kinds = [sampler_kind(name)] if name else list(SETTINGS.values())
+    kinds = [sampler_kind(name, execute=True)] if name else list(SETTINGS.values())
     owners: dict[str, list[str]] = {}
     for kind in kinds:
         texts = field_texts(kind.sampler)
@@ -184,7 +184,7 @@ class AboutRun(Question):
         Raises:
           ValueError: For choices that do not go together.
         """
-        sampler = build(sampler_kind(values["sampler"]), values)
+        sampler = build(sampler_kind(values["sampler"], execute=True), values)
         spec = RunSpec.of(sampler, **{name: values[name] for name in cls.offered()})
         check(spec)
         return super().build(values, spec=spec, **others)

@@ -54,7 +54,7 @@ class Audit(OfSizes, OfTask, Drawn):
         """Refuses runs that the audit does not support."""
         spec = self.spec
         if self.claim is not None:
-            sampler_kind(self.claim, "--claim")
+            sampler_kind(self.claim, "--claim", execute=True)
         if isinstance(spec.tables, Auto):
             raise ValueError("--tables auto is resolved by the rows of a run; give dense or lazy")
         if not self.black_box:

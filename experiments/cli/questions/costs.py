@@ -87,7 +87,7 @@ class Compare(Drawn):
         if self.target_epsilon and self.noise_multiplier != type(self).noise_multiplier:
             raise ValueError("give --noise-multiplier or --target-epsilon, not both")
         for name in self.sampler:
-            sampler_kind(name)
+            sampler_kind(name, execute=True)
         self._spec.sampler.build(Population(self.num_examples), self.delta)
 
     @property
