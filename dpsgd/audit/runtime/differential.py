@@ -33,7 +33,7 @@ PyTree = Any
 STEP = "a step releases what the definition of DP-SGD does"
 ADDS_UP = "sums over different rows add up"
 UNCLIPPED = f"{ADDS_UP}, unclipped"
-ADJACENT = "sums over places next to each other add up"
+ADJACENT = "sums over adjacent places add up"
 
 _OWN = 2.0**-10  # of an example's norm: error of its own arithmetic, at least
 _MOVES = 4, 16  # random moves of the parameters: of 2^8 unit roundoffs, and of fewer
@@ -98,16 +98,21 @@ def step_checks(probe: Probe) -> list[CheckResult]:
         checks.append(_additivity_check(probe, raised, UNCLIPPED))
     if not steps.large:
         half = min(probe.places, _ADJACENT) // 2
-        ends = np.union1d(np.arange(half), np.arange(probe.places - half, probe.places))
-        checks.append(_additivity_check(probe, quiet(probe.mechanism), ADJACENT, ends))
+        end_places = np.union1d(np.arange(half), np.arange(probe.places - half, probe.places))
+        checks.append(_additivity_check(probe, quiet(probe.mechanism), ADJACENT, end_places))
     return checks
 
 
-def sampled_places(probe: Probe, most: int) -> list[np.ndarray]:
-    """Returns flat indices into each leaf of a release, about `most` in total."""
+def sampled_places(probe: Probe, total_count: int) -> list[np.ndarray]:
+    """Samples flat indices into each leaf of a release.
+
+    Args:
+      probe: Probe of the program.
+      total_count: Approximate number of indices in all leaves.
+    """
     total = max(1, sum(probe.sizes))
     return [
-        spread_places(size, size if total <= most else max(256, most * size // total))
+        spread_places(size, size if total <= total_count else max(256, total_count * size // total))
         for size in probe.sizes
     ]
 
@@ -128,7 +133,7 @@ class _Steps:
         self._numbers = np.array([*units, *([] if probe.nan is None else [probe.nan])])
         shards = probe.mechanism.sampler.num_shards if probe.algorithm.takes_key else 1
         self._every = np.arange(probe.places // shards)  # places with the keys of one shard
-        self._leaf = np.repeat(np.arange(len(places)), [len(at) for at in places])
+        self._leaf = np.repeat(np.arange(len(places)), [len(indices) for indices in places])
         self._cast = np.array([cast_error(dtype) for dtype in probe.dtypes])[self._leaf]
         self._known: dict[tuple[int, int], np.ndarray] = {}
         self.why_measured, formed = _why_no_gradients(probe, large=large), None
@@ -150,42 +155,42 @@ class _Steps:
             if wrong := self._wrong(look) or self._source.fault:
                 return CheckResult(STEP, False, f"{look.name}: {wrong}")
             count += 1
-        how = f"; gradients were measured, as {self.why_measured}" if self.why_measured else ""
+        note = f"; gradients were measured, as {self.why_measured}" if self.why_measured else ""
         detail = f"{count} releases of {self._steady.size} examples, {self._leaf.size:,} numbers"
-        return CheckResult(STEP, True, detail + how)
+        return CheckResult(STEP, True, detail + note)
 
     # Which releases.
 
     def _looks(self) -> Iterator[_Look]:
         """Yields the releases that are compared."""
-        own, none = self._probe.mechanism, np.zeros(0, int)
-        every, full = self._every, self._full
+        base, none = self._probe.mechanism, np.zeros(0, int)
+        all_places, full = self._every, self._full
         steps = self._steps()
         for number, step in enumerate(steps):
             words = f"step {step:,}, noise alone"
-            yield _Look(words, full, loud(own), every, 0, step, number, every=not number)
+            yield _Look(words, full, loud(base), all_places, 0, step, number, every=not number)
         if not steps:
             return
-        yield _Look("an empty batch", none, own, None, 0, steps[-1], 1)
+        yield _Look("an empty batch", none, base, None, 0, steps[-1], 1)
         for attempt in (0, 1):  # their difference is noise alone
-            yield _Look("a full batch", full, own, every, attempt=attempt, paired=True)
+            yield _Look("a full batch", full, base, all_places, attempt=attempt, paired=True)
         if not self._steady.size:
             return
-        yield from self._parts_of(own.l2_clip_norm, "C", 2)
+        yield from self._parts_of(base.l2_clip_norm, "C", 2)
         low = self._source_norms.min() / 2
         yield from self._parts_of(low, "C below all norms", _PARTS, beside_padding=True)
         yield from self._parts_of(2 * self.largest, "C above all norms", 1)
-        one = self._numbers[self._steady[:1]]
+        steady_example = self._numbers[self._steady[:1]]
         special = {"NaN": [x for x in (self._probe.nan,) if x is not None]}
         special["huge"] = list(self._probe.huge)
         for name, numbers in special.items():
             if numbers:
-                members = np.append(numbers, one)[: every.size]
-                yield _Look(f"{name} examples", members, quiet(own), every[: members.size])
+                members = np.append(numbers, steady_example)[: all_places.size]
+                yield _Look(f"{name} examples", members, quiet(base), all_places[: members.size])
         longest = self._numbers[self._steady[[int(np.argmax(self._source_norms))]]]
         for excess in _ABOVE:
-            mechanism = quiet(own, self.largest / (1 + excess))
-            yield _Look(f"a norm {excess:.2g} above C", longest, mechanism, every[:1])
+            mechanism = quiet(base, self.largest / (1 + excess))
+            yield _Look(f"a norm {excess:.2g} above C", longest, mechanism, all_places[:1])
 
     @property
     def clip(self) -> float:
@@ -202,9 +207,9 @@ class _Steps:
         The first, the last, and both sides of a power of two: some of them set each bit of a
           number.
         """
-        end, first = self._probe.mechanism.sampler.num_steps, self._probe.first_step
-        top = 2 ** max(0, (end - 1).bit_length() - 1)
-        steps = sorted({first, top - 1, min(top, end - 1), end - 1})
+        num_steps, first = self._probe.mechanism.sampler.num_steps, self._probe.first_step
+        top = 2 ** max(0, (num_steps - 1).bit_length() - 1)
+        steps = sorted({first, top - 1, min(top, num_steps - 1), num_steps - 1})
         return [step for step in steps if self._expected.knows(step)]
 
     @functools.cached_property
@@ -218,37 +223,39 @@ class _Steps:
     ) -> Iterator[_Look]:
         """Yields releases under one clip norm that cover the places of a batch."""
         probe, mechanism = self._probe, quiet(self._probe.mechanism, clip)
-        parts = self._parts(mechanism)
-        chosen = sorted({*np.linspace(0, len(parts) - 1, most).astype(int).tolist()})
+        groups = self._parts(mechanism)
+        chosen = sorted({*np.linspace(0, len(groups) - 1, most).astype(int).tolist()})
         for number in chosen:
-            part = parts[number]
-            members, at = self._full[part], part
+            group = groups[number]
+            members, positions = self._full[group], group
             if self._poison is not None and number % 2 == 0:  # NaN examples fill the batch
-                others = np.setdiff1d(self._every, part)
-                members = np.append(members, np.full(others.size, self._poison))
-                at = np.append(part, others)
-            yield _Look(f"{part.size} examples, {words}", members, mechanism, at)
+                other_places = np.setdiff1d(self._every, group)
+                members = np.append(members, np.full(other_places.size, self._poison))
+                positions = np.append(group, other_places)
+            yield _Look(f"{group.size} examples, {words}", members, mechanism, positions)
         if not beside_padding:
             return
         hidden = [0 if probe.nan is None else probe.nan, 0, int(self._full[-1])]
         padding = np.resize(hidden, probe.places)
-        half, end = parts[0][::2], parts[0][-1:]
+        half, last_place = groups[0][::2], groups[0][-1:]
         yield _Look(f"half a batch, {words}", self._full[half], mechanism, half, padding)
-        yield _Look(f"one example, {words}", self._full[end], mechanism, end, padding)
+        yield _Look(f"one example, {words}", self._full[last_place], mechanism, last_place, padding)
 
     def _parts(self, mechanism: Mechanism) -> list[np.ndarray]:
         """Divides the places of a batch into parts with errors below C / 4.
 
         The first part has both ends.
         """
-        every, together = self._every, self._every.size
+        all_places, group_size = self._every, self._every.size
         limit = _TOGETHER * mechanism.l2_clip_norm
-        while together > 1 and self._error(self._counts(self._full[:together]), mechanism) > limit:
-            together = -(-together // 2)
-        if together == every.size:
-            return [every]
-        ordered = np.concatenate([every[:1], every[-1:], every[1:-1]])
-        return [np.sort(ordered[k : k + together]) for k in range(0, every.size, together)]
+        while (
+            group_size > 1 and self._error(self._counts(self._full[:group_size]), mechanism) > limit
+        ):
+            group_size = -(-group_size // 2)
+        if group_size == all_places.size:
+            return [all_places]
+        ordered = np.concatenate([all_places[:1], all_places[-1:], all_places[1:-1]])
+        return [np.sort(ordered[k : k + group_size]) for k in range(0, all_places.size, group_size)]
 
     # What they must be.
 
@@ -279,9 +286,9 @@ class _Steps:
         bad = ~(apart <= error + room)
         if bad.any():
             leaf = int(self._leaf[np.argmax(bad)])
-            found = self._sampled(release) * b - total
+            actual = self._sampled(release) * b - total
             with np.errstate(invalid="ignore"):
-                gain = float(np.vdot(found, noise) / max(stddev * np.vdot(noise, noise), 1e-300))
+                gain = float(np.vdot(actual, noise) / max(stddev * np.vdot(noise, noise), 1e-300))
             return (
                 f"{probe.names[leaf]}: {np.count_nonzero(bad):,} of {bad.size:,} numbers differ "
                 f"({gain:.4g} times the noise on average)"
@@ -301,14 +308,14 @@ class _Steps:
         stddev = mechanism.noise_multiplier * mechanism.l2_clip_norm
         if probe.places * mechanism.l2_clip_norm > 2.0**-20 * stddev:
             return ""
-        for k, at in enumerate(sampled_places(probe, 8 * _PLACES)):
-            if at.size in (0, self._places[k].size) or k in probe.tables:
+        for k, indices in enumerate(sampled_places(probe, 8 * _PLACES)):
+            if indices.size in (0, self._places[k].size) or k in probe.tables:
                 continue
             step = probe.first_step if look.step is None else look.step
-            (noise,) = self._expected.values(range(step, step + 1), k, at, look.attempt)
-            found = release[k][at].astype(np.float64) * mechanism.sampler.expected_batch_size
+            (noise,) = self._expected.values(range(step, step + 1), k, indices, look.attempt)
+            total = release[k][indices].astype(np.float64) * mechanism.sampler.expected_batch_size
             allowed = self._expected.allowed + cast_error(probe.dtypes[k]) * np.abs(noise)
-            bad = ~(np.abs(found - stddev * noise) <= stddev * (allowed + 2.0**-20))
+            bad = ~(np.abs(total - stddev * noise) <= stddev * (allowed + 2.0**-20))
             if bad.any():
                 return f"{probe.names[k]}: {np.count_nonzero(bad):,} of {bad.size:,} noises differ"
         return ""
@@ -318,32 +325,33 @@ class _Steps:
 
         The difference of both releases is a difference of noise.
         """
-        found = self._sampled(release)
+        sampled = self._sampled(release)
         if look.attempt == 0:
-            self._first_full = found, noise
+            self._first_full = sampled, noise
             return ""
-        mechanism, (before, first) = look.mechanism, self._first_full
+        mechanism, (first_sampled, first_noise) = look.mechanism, self._first_full
         scale = mechanism.sampler.expected_batch_size / (
             mechanism.noise_multiplier * mechanism.l2_clip_norm
         )
-        largest = scale * np.maximum(np.abs(found), np.abs(before))
+        largest = scale * np.maximum(np.abs(sampled), np.abs(first_sampled))
         unit = UNIT * (1 if jax.default_backend() == "cpu" else self._probe.places)
         tops = np.array([largest[self._leaf == k].max(initial=0) for k in range(len(self._places))])
         moved = 4 * tops[self._leaf] * np.maximum(unit, self._cast)
         hidden = ~(moved <= 2.0**-6)  # the sum leaves the noise no digits
-        off = np.abs((found - before) * scale - (noise - first))
+        off = np.abs((sampled - first_sampled) * scale - (noise - first_noise))
         bad = ~(off <= 2 * self._expected.allowed + moved) & ~hidden
         return f"{np.count_nonzero(bad):,} of {bad.size:,} noises differ" if bad.any() else ""
 
     def release(self, look: _Look) -> Release:
         """Returns the release that a look describes."""
-        how: dict[str, Any] = {"at": look.at, "padding": look.padding, "step": look.step}
-        return self._probe.release(look.members, look.mechanism, attempt=look.attempt, **how)
+        options: dict[str, Any] = {"at": look.at, "padding": look.padding, "step": look.step}
+        return self._probe.release(look.members, look.mechanism, attempt=look.attempt, **options)
 
     def without_noise(self, look: _Look) -> tuple[np.ndarray, float]:
-        """Returns compared coordinates of a sum without noise, and its norm.
+        """Returns a sum without noise, and its norm.
 
-        The norm is over all coordinates if the noise is negligible, else over the compared ones.
+        The sum has the compared coordinates. The norm is over all coordinates if the noise is
+        negligible, else over the compared ones.
         """
         release, mechanism = self.release(look), look.mechanism
         b, stddev = mechanism.sampler.expected_batch_size, look.mechanism.noise_multiplier
@@ -353,17 +361,20 @@ class _Steps:
         return total, float(np.linalg.norm(total)) if loud_noise else norm((1, release)) * b
 
     def _sampled(self, release: Release) -> np.ndarray:
-        parts = [x[at] for x, at in zip(release, self._places, strict=True)]
-        return np.concatenate(parts).astype(np.float64)
+        leaves = [x[indices] for x, indices in zip(release, self._places, strict=True)]
+        return np.concatenate(leaves).astype(np.float64)
 
     def _noise(self, look: _Look, release: Release) -> np.ndarray:
         """Returns the noise of the compared coordinates, in standard deviations."""
         probe = self._probe
         step = probe.first_step if look.step is None else look.step
         if (step, look.attempt) not in self._known:
-            steps, some = range(step, step + 1), enumerate(self._places)
-            parts = [self._expected.values(steps, k, at, look.attempt)[0] for k, at in some]
-            self._known[step, look.attempt] = np.concatenate(parts)
+            steps, indices_by_leaf = range(step, step + 1), enumerate(self._places)
+            noise_by_leaf = [
+                self._expected.values(steps, k, indices, look.attempt)[0]
+                for k, indices in indices_by_leaf
+            ]
+            self._known[step, look.attempt] = np.concatenate(noise_by_leaf)
         noise = self._known[step, look.attempt]
         for k in probe.tables:  # their rows have noise where they are read
             width = math.prod(probe.shapes[k][1:])
@@ -376,8 +387,8 @@ class _Steps:
         """Returns the compared flat indices into each leaf, with complete tables."""
         probe = self._probe
         return [
-            (probe.table_places(k, at) if k in probe.tables else at).astype(np.int32)
-            for k, at in enumerate(self._places)
+            (probe.table_places(k, indices) if k in probe.tables else indices).astype(np.int32)
+            for k, indices in enumerate(self._places)
         ]
 
 
@@ -394,9 +405,9 @@ class _Measured:
     def __init__(self, steps: _Steps):
         self._steps, self._known, self.fault = steps, dict[float, Clipped](), ""
         probe = steps._probe
-        own = self.clipped(quiet(probe.mechanism))
-        self.norms = np.where(own.norms > 0, own.norms, np.nan)
-        for k in np.flatnonzero(own.norms > 0):
+        contributions = self.clipped(quiet(probe.mechanism))
+        self.norms = np.where(contributions.norms > 0, contributions.norms, np.nan)
+        for k in np.flatnonzero(contributions.norms > 0):
             for power in _RAISED:
                 mechanism = quiet(probe.mechanism, probe.mechanism.l2_clip_norm * 2.0**power)
                 size = self._alone(mechanism, int(steps._numbers[k]))[1]
@@ -412,15 +423,18 @@ class _Measured:
             ones = np.full(len(self._steps._numbers), clip)
             return Clipped(np.zeros((ones.size, self._steps._leaf.size)), ones, ones)
         if clip not in self._known:
-            some = [self._alone(quiet(mechanism, clip), int(n)) for n in self._steps._numbers]
-            values, norms = np.stack([x for x, _ in some]), np.array([size for _, size in some])
-            left = quiet(mechanism, clip).noise_multiplier * self._steps._expected.allowed
-            left *= 2 * clip * math.sqrt(values.shape[1])  # of the noise
-            faint = norms <= 2.0**-18 * clip + left
+            examples = [self._alone(quiet(mechanism, clip), int(n)) for n in self._steps._numbers]
+            values, norms = (
+                np.stack([x for x, _ in examples]),
+                np.array([size for _, size in examples]),
+            )
+            tolerance = quiet(mechanism, clip).noise_multiplier * self._steps._expected.allowed
+            tolerance *= 2 * clip * math.sqrt(values.shape[1])  # of the noise
+            faint = norms <= 2.0**-18 * clip + tolerance
             values[faint], norms[faint] = 0.0, 0.0
-            if norms.max(initial=0.0) > clip * (1 + 1e-3 + 2 * self._cast) + left:
+            if norms.max(initial=0.0) > clip * (1 + 1e-3 + 2 * self._cast) + tolerance:
                 self.fault = f"one example adds {norms.max() / clip:.4g} C"
-            self._known[clip] = Clipped(values, norms, (_OWN + 2 * self._cast) * norms + left)
+            self._known[clip] = Clipped(values, norms, (_OWN + 2 * self._cast) * norms + tolerance)
         return self._known[clip]
 
     @property
@@ -450,22 +464,24 @@ class Gradients:
           places: Compared flat indices of each leaf.
         """
         self._clipping, self._known = probe.algorithm.clipping, dict[float, Clipped]()
-        self._leaf = np.repeat(np.arange(len(places)), [len(at) for at in places])
+        self._leaf = np.repeat(np.arange(len(places)), [len(indices) for indices in places])
         leaves, structure = jax.tree.flatten(probe.state.params)
         trained = [k for k in range(len(leaves)) if k not in probe.frozen]
         masked = [leaf if k in trained else None for k, leaf in enumerate(leaves)]
         groups = self._clipping.groups(jax.tree.unflatten(structure, masked))
         self._groups = [[trained[k] for k in group] for group in groups]
         with in_32_bits():  # as the program that trains
-            found, unit = _gradients(probe, numbers, places)
-        self._norms, values, moved = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+            gradients, unit = _gradients(probe, numbers, places)
+        self._norms, values, moved = jax.tree.map(lambda x: np.asarray(x, np.float64), gradients)
         self._values = np.nan_to_num(np.concatenate(values, axis=1), posinf=0, neginf=0)
         self._moved, self._own = np.nan_to_num(moved), _own_error(unit)
         self.norms = np.sqrt(np.square(self._norms).sum(axis=1))
         with np.errstate(invalid="ignore"):
-            known = np.isfinite(self.norms) & (self.norms > 0)
-            self.steady = known & (moved <= _UNSTEADY * self.norms)
-        self.fault = "" if self.steady.any() else "no gradient of generated rows is steady"
+            is_nonzero = np.isfinite(self.norms) & (self.norms > 0)
+            self.steady = is_nonzero & (moved <= _UNSTEADY * self.norms)
+        self.fault = (
+            "" if self.steady.any() else "all gradients of generated rows are sensitive to rounding"
+        )
 
     def clipped(self, mechanism: Mechanism) -> Clipped:
         """Returns the clipped gradients at a mechanism's clip norm."""
@@ -492,7 +508,7 @@ def _why_no_gradients(probe: Probe, *, large: bool) -> str:
     if algorithm.takes_key and probe.mechanism.sampler.num_shards > 1:
         return "keys of a loss depend on the shard of a row"
     if probe.tables and large:
-        return "a gradient of a large table is not formed"
+        return "gradients of large tables take too much memory"
     try:
         require_reference(algorithm.clipping)
     except TypeError as error:
@@ -517,26 +533,28 @@ def _additivity_check(
     """
     count = min(probe.units, probe.places) if adjacent is None else adjacent.size
     if count < 2:
-        return CheckResult.skipped(name, "a batch has one row")
+        return CheckResult.skipped(name, "a batch has a single row")
     clip, b = mechanism.l2_clip_norm, mechanism.sampler.expected_batch_size
-    at, numbers = adjacent, np.arange(count)
+    positions, numbers = adjacent, np.arange(count)
     halves = [numbers[::2], numbers[1::2]]
-    if at is None:
-        at = np.random.default_rng(1).permutation(probe.places)[:count]
+    if positions is None:
+        positions = np.random.default_rng(1).permutation(probe.places)[:count]
         halves = np.array_split(numbers, 2)
     noise = mechanism.noise_multiplier * clip * (2 * math.sqrt(sum(probe.sizes)) + 6)  # at most
-    one, other = (probe.release(half % probe.units, mechanism, at=at[half]) for half in halves)
-    sizes = [norm((1, x)) * b for x in (one, other)]
-    added = [one.pop(0) + other.pop(0) for _ in range(len(one))]
-    whole = probe.release(numbers % probe.units, mechanism, at=at)
-    off = norm((1, whole), (-1, added)) * b
+    first, second = (
+        probe.release(half % probe.units, mechanism, at=positions[half]) for half in halves
+    )
+    sizes = [norm((1, x)) * b for x in (first, second)]
+    added = [first.pop(0) + second.pop(0) for _ in range(len(first))]
+    combined = probe.release(numbers % probe.units, mechanism, at=positions)
+    off = norm((1, combined), (-1, added)) * b
     unit = 4 * UNIT + max(cast_error(dtype) for dtype in probe.dtypes)
     slack = 4 * unit * (count * clip + noise) + 2 * count**2 * UNIT * clip + 2 * noise
     if 2 * noise > clip / 4:  # the noise multiplier cannot be made small
-        return CheckResult.skipped(name, f"noise hides up to {2 * noise:.3g}")
+        return CheckResult.skipped(name, f"noise hides differences up to {2 * noise:.3g}")
     allowed = max(map(len, halves)) * clip * (1 + 1e-3) + slack
     if max(sizes) > allowed:
-        return CheckResult(name, False, f"rows add {max(sizes):.6g}, {allowed:.6g} allowed")
+        return CheckResult(name, False, f"rows contribute {max(sizes):.6g}, {allowed:.6g} allowed")
     return CheckResult(name, off <= slack, f"off by {off:.3g}, {slack:.3g} allowed")
 
 
@@ -567,8 +585,8 @@ def _gradients(
         keys = (example_keys(key, probe.first_step, jnp.asarray(starts, jnp.int32), None),)
     loss: Any = probe.algorithm.loss_fn
     params = probe.state.params
-    one = jax.tree.map(lambda x: x[0], (batch, *keys))
-    unit = _coarsest(jax.make_jaxpr(lambda p, of: loss(p, *of))(params, one))
+    example = jax.tree.map(lambda x: x[0], (batch, *keys))
+    unit = _coarsest(jax.make_jaxpr(lambda p, inputs: loss(p, *inputs))(params, example))
     size, moves = _moves(unit)
     options = None
     if jax.default_backend() == "cpu":  # it runs once: compiling is what it costs
@@ -596,32 +614,35 @@ def _of_examples(loss, params, batch, places, size, count):
     ]
 
     def gradient(of, move):
-        """Returns the gradient at the parameters (move 0) or at slightly moved ones."""
+        """Returns the gradient at moved parameters; move 0 is none."""
         step = jnp.where(move > 0, size, 0.0)
         moved = [
             (x * (1 + step * d[move - 1])).astype(x.dtype)
             for x, d in zip(leaves, signs, strict=True)
         ]
-        found = jax.grad(loss)(jax.tree.unflatten(structure, moved), *of)
-        return [x.astype(jnp.float32).ravel() for x in jax.tree.leaves(found)]
+        gradients = jax.grad(loss)(jax.tree.unflatten(structure, moved), *of)
+        return [x.astype(jnp.float32).ravel() for x in jax.tree.leaves(gradients)]
 
     def norm(x):
+        """Returns the norm of an array without overflow."""
         top = jnp.max(jnp.abs(x), initial=0.0)
         scale = jnp.where((top > 0) & jnp.isfinite(top), top, 1.0)
         return jnp.where(jnp.isfinite(top), scale * jnp.sqrt(jnp.sum(jnp.square(x / scale))), top)
 
     def one(of):
-        own = gradient(of, 0)
+        """Returns leaf norms, compared coordinates and sensitivity of a gradient."""
+        reference = gradient(of, 0)
 
         def apart(move):
-            other = gradient(of, move)
+            """Returns the change of the gradient under a move."""
+            moved_gradient = gradient(of, move)
             return jnp.linalg.norm(
-                jnp.stack([norm(x - y) for x, y in zip(own, other, strict=True)])
+                jnp.stack([norm(x - y) for x, y in zip(reference, moved_gradient, strict=True)])
             )
 
         moves = jnp.max(jax.lax.map(apart, jnp.arange(1, count + 1)))
-        norms = jnp.stack([norm(x) for x in own])
-        return norms, [x[at] for x, at in zip(own, places, strict=True)], moves
+        norms = jnp.stack([norm(x) for x in reference])
+        return norms, [x[indices] for x, indices in zip(reference, places, strict=True)], moves
 
     return jax.lax.map(one, batch)
 
