@@ -133,10 +133,18 @@ add(
     "gpu", "run", "runs.whole_run", quick=SMALL_RUN,
     setting={"model": "large", "rows": 800_000, "batch_size": 8192, "audit": True},
 )  # fmt: skip
-add(
-    "gpu_program", "program", "gpu_program.program",
-    setting={**LARGE, "batch_size": 1024, "keep": ""},
-)  # fmt: skip
+SMALL = {"table_rows": 2**9, "hidden": (128,)}
+for size, model, tables, most_kernels in (
+    ("0.2M", SMALL, "dense", 40),
+    ("85M", LARGE, "dense", 55),
+    ("85M", LARGE, "lazy", 55),
+):
+    add(
+        "gpu_program", f"block, size {size}, {tables}", "gpu_program.block",
+        setting={
+            **model, "tables": tables, "batch_size": 1024, "most_kernels": most_kernels, "keep": "",
+        },
+    )  # fmt: skip
 
 # --------------------------------------------------------------------------------- runs and audits
 

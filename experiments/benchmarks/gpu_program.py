@@ -1,4 +1,4 @@
-"""Kernels and bytes of a DP step, compiled for an H200 without having one.
+"""Kernels, graphs and bytes of a block of DP steps, compiled for an H100 without having one.
 
     python -m venv gpu && gpu/bin/pip install ".[cuda]"
     PYTHON=gpu/bin/python scripts/bench gpu_program
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,13 +23,14 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from dpsgd import Mechanism, dpsgd
-from dpsgd.noise.keys import RootKey
-from experiments.benchmarks.case import Figure, figure_at, require
-from experiments.benchmarks.models import Model, clicks
-from experiments.benchmarks.programs import ADAM
+from dpsgd.engine.feed import Layout
+from dpsgd.engine.step import block_function
+from experiments.benchmarks.case import Figure, LeftOut, figure_at, require
+from experiments.benchmarks.models import RESIDENT_ROWS, Model, clicks
+from experiments.benchmarks.programs import ADAM, lazy
 from samplers import Deterministic
 
-H200 = """
+H100 = """
 gpu_device_info {
   cuda_compute_capability { major: 9 minor: 0 }
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
@@ -37,13 +39,15 @@ gpu_device_info {
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
   core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 4800000000000 l2_cache_size: 52428800 device_memory_size: 150000000000
+  memory_bandwidth: 3350000000000 l2_cache_size: 52428800 device_memory_size: 85000000000
+  runtime_version: "13.0.0" driver_version: "13.0.0"
 }
 platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 8 patch: 0 }
 runtime_version { major: 13 minor: 0 patch: 0 }
-device_description_str: "NVIDIA H200"
+device_description_str: "NVIDIA H100"
 """
+"""Described device. Without a driver version XLA keeps loops out of CUDA graphs."""
 NO_KERNEL = {"parameter", "constant", "get-tuple-element", "bitcast", "tuple"}
 
 
@@ -60,11 +64,19 @@ class Kernel(NamedTuple):
     times: int = 1
 
 
-def kernels(program: str) -> list[Kernel]:
-    """Returns the kernels of a compiled program, loops expanded."""
+def kernels(program: str, *, in_loop: bool = False) -> list[Kernel]:
+    """Returns the kernels of a compiled program, loops expanded.
+
+    Args:
+      program: Text of the compiled program.
+      in_loop: Whether only kernels of one round of the program's outer loop are returned.
+    """
     bodies = {match[1]: match[0] for match in re.finditer(r"^%(\S+) \(.*?^}", program, re.M | re.S)}
     entry = re.search(r"^ENTRY .*?^}", program, re.M | re.S)
     assert entry is not None
+    if in_loop:
+        [name] = re.findall(r" while\(.*body=%([\w.-]+)", entry[0])
+        return _kernels_of(bodies[name], bodies, times=1)
     return _kernels_of(entry[0], bodies, times=1)
 
 
@@ -123,64 +135,112 @@ def traffic(program: str, largest: int) -> Traffic:
     return Traffic(sum(kernel.times for kernel in compiled_kernels), updates, total / largest)
 
 
-def step_for_h200(model: Model, batch_size: int) -> Any:
-    """Compiles a DP step with dense Adam for one H200.
+class HostWork(NamedTuple):
+    """Work of the host in each step of a block.
 
-    As in the training loop, scales and key are arguments: with a constant stddev XLA would unroll
-    the noise's loop of one round, and make the noise once for each moment.
+    `launches` counts graphs, and kernels outside graphs; `reads` counts the conditions of loops
+    outside graphs, which the host reads, and copies to the host.
+    """
+
+    launches: int
+    reads: int
+
+
+def host_work(thunks: str) -> HostWork:
+    """Returns the host's work in the block's loop; none if a graph has the whole loop.
 
     Args:
-      model: Model whose step is compiled.
+      thunks: XLA's dump of the sequence of thunks that the host executes.
+    """
+    launches, reads = 0, 0
+    parents: list[tuple[int, str]] = []
+    for line in thunks.splitlines():
+        thunk = re.match(r"( *)\d+: k(\w+)", line)
+        if thunk is None:
+            continue
+        depth, kind = len(thunk[1]), thunk[2]
+        parents = [parent for parent in parents if parent[0] < depth]
+        around = [name for _, name in parents]
+        parents.append((depth, kind))
+        if "CommandBuffer" in around:
+            continue
+        in_loop = "While" in around
+        reads += kind in ("While", "Conditional") or (in_loop and "DeviceToHost" in kind)
+        launches += in_loop and kind not in ("While", "Conditional", "Sequential")
+    return HostWork(launches, reads)
+
+
+def block_for_h100(model: Model, batch_size: int, tables: str) -> tuple[Any, str]:
+    """Compiles the block of steps that `train_blocks` runs, for one H100.
+
+    Args:
+      model: Model of the run.
       batch_size: Number of examples of a batch.
+      tables: "dense" for Adam on all parameters, or "lazy" for tables by lazy SGD.
+
+    Returns:
+      Executable, and dump of its thunks.
     """
     topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="h200", topology="1x1x1", target_config=H200
+        platform="cuda", topology_name="h100", topology="1x1x1", target_config=H100
     )
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
-    mechanism = Mechanism(Deterministic(batch_size, batch_size), 1.0, 1.0)
-    algorithm, batch = dpsgd(model.loss_fn, ADAM), model.batch(batch_size)
-
-    def step(state: Any, batch: Any, weights: Any, noise_key: Any, scales: Any) -> Any:
-        """Returns the state after one DP step."""
-        total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
-        return (algorithm.update(state, total, noise_key, scales)[0],)
-
-    noise_key = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
-    state = algorithm.init(model.params(), mechanism, batch)
-    inputs = state, batch, jnp.ones(batch_size), noise_key, mechanism.scales()
+    sampler, rows = Deterministic(RESIDENT_ROWS, batch_size), model.columns
+    mechanism = Mechanism(sampler, 1.0, 1.0)
+    algorithm = dpsgd(model.loss_fn, ADAM, tables=lazy() if tables == "lazy" else None)
+    state = jax.eval_shape(lambda: algorithm.init(model.params(), mechanism, rows))
+    layout = Layout.choose(sampler, rows, data_on="device")
     arguments = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=device), inputs
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=device),
+        layout.arguments(algorithm, mechanism, state, rows),
     )
-    options: dict[str, Any] = {"xla_gpu_autotune_level": 0}
-    return jax.jit(step, donate_argnums=0).lower(*arguments).compile(options)
+    lowered = jax.jit(block_function(algorithm, sampler), donate_argnums=0).lower(*arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_gpu_autotune_level": 0, "xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        compiled = lowered.compile(options)
+        dumps = list(Path(folder).glob("*.thunk_sequence_after_thunk_passes.txt"))
+        if not dumps:
+            raise LeftOut("needs a compilation without JAX_COMPILATION_CACHE_DIR")
+        return compiled, dumps[0].read_text()
 
 
 def _size(shape: str) -> int:
     return math.prod(int(n) for n in re.findall(r"\d+", shape.partition("[")[2]))
 
 
-def program(
-    table_rows: int, hidden: Sequence[int], batch_size: int = 1024, keep: str = ""
+def block(
+    table_rows: int,
+    hidden: Sequence[int],
+    tables: str,
+    most_kernels: int,
+    batch_size: int = 1024,
+    keep: str = "",
 ) -> Iterator[Figure]:
-    """Counts kernels and bytes of a click model's compiled step.
+    """Counts kernels, work of the host, and bytes of a click model's compiled block.
 
     Args:
       table_rows: Rows of the largest tables.
       hidden: Widths of the layers.
+      tables: "dense" or "lazy".
+      most_kernels: Bar of the kernels of a step.
       batch_size: Examples of a batch.
       keep: File for the program's text; empty for none.
     """
     require("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
     model = clicks(table_rows, hidden)
-    compiled = step_for_h200(model, batch_size)
+    compiled, thunks = block_for_h100(model, batch_size, tables)
     text = compiled.as_text()
     if keep:
-        Path(keep).write_text(text)
+        Path(keep).write_text(text + thunks)
     largest = max(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.params)))
-    moved = traffic(text, largest)
-    row = figure_at(f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size}")
-    yield row("kernels of a step", moved.kernels, bar="<= 60")
+    num_kernels = sum(kernel.times for kernel in kernels(text, in_loop=True))
+    moved, host = traffic(text, largest), host_work(thunks)
+    row = figure_at(f"{model.num_params / 1e6:.2g}M, {tables} tables, batch {batch_size}")
+    yield row("kernels of a step", num_kernels, bar=f"<= {most_kernels}")
+    yield row("graphs that the host starts in a step", host.launches, bar="<= 1")
+    yield row("values that the host reads in a step", host.reads, bar="<= 0")
     yield row("kernels that read a whole table (noise and update)", moved.updates, bar="<= 1")
-    yield row("bytes a parameter of the largest table", moved.bytes_per_entry, "B", "<= 36")
+    if largest >= 2**20:  # else activations are as large
+        yield row("bytes a parameter of the largest table", moved.bytes_per_entry, "B", "<= 36")
     temporary = compiled.memory_analysis().temp_size_in_bytes / 1e6
     yield row("temporary memory", temporary, "MB")

@@ -1,5 +1,7 @@
 """Kernels and bytes of compiled GPU programs."""
 
+import textwrap
+
 import pytest
 
 from experiments.benchmarks import gpu_program
@@ -51,3 +53,35 @@ COUNT = 'backend_config={"known_trip_count":{"n":"5"}}'
 def test_kernels_of_a_loop_count_once_per_known_iteration(known, times):
     moved = gpu_program.traffic(LOOP.replace("KNOWN", known), largest=18)
     assert moved == (times, times, 8.0 * times)
+
+
+LOOP_THUNKS = """001: kCopy [source | sink] kCopy
+002: kWhile [prev=001 (1)]
+condition:
+    003: kCustomKernel [source | sink] wrapped_compare
+  body:
+    000: kCommandBuffer [source | sink]
+        004: kCustomKernel [source] fusion
+        005: kWhile [prev=004 (1)]
+"""
+GRAPH = "000: kCommandBuffer [source | sink]\n"
+
+
+@pytest.mark.parametrize(
+    ("thunks", "work"),
+    [
+        (LOOP_THUNKS, (2, 1)),  # the kernel of the condition, and a graph
+        (LOOP_THUNKS + "    006: kWhile [sink]\n        007: kCustomKernel [sink]\n", (3, 2)),
+        (LOOP_THUNKS + "    006: kCopyDeviceToHost [sink]\n", (3, 2)),
+        (GRAPH + textwrap.indent(LOOP_THUNKS, "    "), (0, 0)),
+    ],
+)
+def test_host_works_only_for_loops_outside_graphs(thunks, work):
+    assert gpu_program.host_work(thunks) == work
+
+
+def test_kernels_of_a_step_are_those_in_the_loop():
+    program = LOOP.replace("KNOWN", COUNT).replace(
+        "ROOT %loop", "%x = s32[] add(%i.1)\n  ROOT %loop"
+    )
+    assert [(k.name, k.times) for k in gpu_program.kernels(program, in_loop=True)] == [("twice", 1)]
