@@ -43,7 +43,7 @@ _ABOVE = 2.0**-7, 2.0**-4, 0.6  # excess of norms over C
 _FEW = 3  # examples of a large model
 _PLACES = 2**15  # coordinates of a release compared; 8 times as many of one of noise alone
 _TOGETHER = 2.0**-2  # of C: error of a batch, at most
-_PARTS = 4  # parts of the batch compared under each clip norm
+_PARTS = 32  # parts of the batch compared under each clip norm; 4 of a large model
 _ADJACENT = 256  # places whose sums are added up, the first and the last
 _RAISED = range(0, 36, 5)  # powers of 2 by which C is raised until it clips nothing
 
@@ -178,7 +178,8 @@ class _Steps:
             return
         yield from self._parts_of(base.l2_clip_norm, "C", 2)
         low = self._source_norms.min() / 2
-        yield from self._parts_of(low, "C below all norms", _PARTS, beside_padding=True)
+        most = 4 if self.large else _PARTS
+        yield from self._parts_of(low, "C below all norms", most, beside_padding=True)
         yield from self._parts_of(2 * self.largest, "C above all norms", 1)
         steady_example = self._numbers[self._steady[:1]]
         special = {"NaN": [x for x in (self._probe.nan,) if x is not None]}
@@ -274,6 +275,8 @@ class _Steps:
         clip, b = mechanism.l2_clip_norm, mechanism.sampler.expected_batch_size
         stddev = mechanism.noise_multiplier * clip
         release = self.release(look)
+        if members.size == 1 and (wrong := self._above_clip(look, release)):
+            return wrong
         huge = np.count_nonzero(np.isin(members, probe.huge))  # clipped, or left out
         counts = self._counts(members)
         error = self._error(counts, mechanism) + huge * clip * (1 + _OWN)
@@ -301,6 +304,14 @@ class _Steps:
         if look.paired:
             return self._wrong_difference(look, release, noise)
         return ""
+
+    def _above_clip(self, look: _Look, release: Release) -> str:
+        """Checks that one example adds at most C, however coarse its gradient is."""
+        mechanism, norm = look.mechanism, self._denoised(look, release)[1]
+        slack = 1e-3 + 2 * self._cast.max(initial=0.0)
+        slack += 2 * mechanism.noise_multiplier * self._expected.allowed * self._leaf.size**0.5
+        clip = mechanism.l2_clip_norm
+        return f"one example adds {norm / clip:.4g} C" if norm > clip * (1 + slack) else ""
 
     def _wrong_noise(self, look: _Look, release: Release) -> str:
         """Compares more coordinates of a release whose sum vanishes in the noise."""
@@ -353,8 +364,11 @@ class _Steps:
         The sum has the compared coordinates. The norm is over all coordinates if the noise is
         negligible, else over the compared ones.
         """
-        release, mechanism = self.release(look), look.mechanism
-        b, stddev = mechanism.sampler.expected_batch_size, look.mechanism.noise_multiplier
+        return self._denoised(look, self.release(look))
+
+    def _denoised(self, look: _Look, release: Release) -> tuple[np.ndarray, float]:
+        mechanism = look.mechanism
+        b, stddev = mechanism.sampler.expected_batch_size, mechanism.noise_multiplier
         total = self._sampled(release) * b
         total -= stddev * mechanism.l2_clip_norm * self._noise(look, release)
         loud_noise = stddev * math.sqrt(sum(self._probe.sizes)) > 2.0**-20

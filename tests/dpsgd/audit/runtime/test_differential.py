@@ -132,6 +132,18 @@ def test_faulty_sums_differ_from_the_definition(change, how):
     assert not audited(of(change)._replace(**how)).passed
 
 
+def coarse_loss_fn(params, example):
+    """The loss of values that were rounded to bfloat16."""
+    rounded = (jax.tree.map(lambda x: x.astype(jnp.bfloat16), each) for each in (params, example))
+    return loss_fn(*(jax.tree.map(lambda x: x.astype(jnp.float32), each) for each in rounded))
+
+
+@pytest.mark.parametrize("fault", ["1 % more than C", "one row in the middle counts twice"])
+def test_faulty_sums_of_a_bfloat16_loss_are_caught(fault):
+    assert audited(of(lambda batch: batch.rows())._replace(loss_fn=coarse_loss_fn)).passed
+    assert not audited(of(BUGS[fault])._replace(loss_fn=coarse_loss_fn)).passed
+
+
 KINDS = {
     "more places than are added up at once": {"sampler": Deterministic(6000, 3000)},
     "one example a batch": {"sampler": Deterministic(N, 1)},
