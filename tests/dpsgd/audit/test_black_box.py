@@ -9,8 +9,6 @@ import mpmath
 import numpy as np
 import pytest
 from scipy import stats
-from scipy import stats
-from scipy import stats
 
 from accounting import Bound, GaussianProfile, PoissonProfile, epsilon
 from dpsgd import Mechanism, dpsgd
