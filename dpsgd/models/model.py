@@ -7,6 +7,7 @@ A task's methods `predict`, `read`, `evaluate` and `encode` serve all its models
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -137,7 +138,11 @@ def _split_option(split: str | None) -> dict[str, str]:
 
 
 def read_model(
-    path: Path, *, task: Any = None, kinds: Mapping[str, str] | None = None
+    path: Path,
+    *,
+    task: Any = None,
+    kinds: Mapping[str, str] | None = None,
+    execute: bool = True,
 ) -> TrainedModel:
     """Reads the model of a finished run or an export.
 
@@ -148,6 +153,8 @@ def read_model(
       path: Directory of a run, or an exported model.
       task: Task of the model, or its class, in place of the named one.
       kinds: Names of tasks, each standing for "module:Class"; by default `installed_tasks`.
+      execute: Permission to import the module of a run's task, which executes its code: for your
+        own run, not for somebody else's. Modules of `kinds` are imported in any case.
 
     Raises:
       FileNotFoundError: If there is no model.
@@ -166,7 +173,8 @@ def read_model(
         raise FileNotFoundError(f"{path} is neither an exported model nor a run directory")
     run = FinishedRun.read(path)
     folder, damage = RunDirectory(path), f"{path / 'config.json'} is damaged, or of another version"
-    task = _finished_task(run.task, task or _recorded_task(path, run.task["name"], kinds), damage)
+    task = task or _recorded_task(path, run.task["name"], kinds, execute)
+    task = _finished_task(run.task, task, damage)
     params = folder.read_params(_shapes(task))
     run.check_params()
     guarantee = {**run.history.guarantee().record(), "audit": run.history.audit}
@@ -280,10 +288,17 @@ def _installed_task(path: Path, name: str | None, kinds: Mapping[str, str]) -> A
     return find(qualified_name)
 
 
-def _recorded_task(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
+def _recorded_task(path: Path, name: str | None, kinds: Mapping[str, str], execute: bool) -> Any:
     if name is None:
         raise ValueError(f"{path}: its task has no name; pass the task as task=")
-    return find(kinds.get(name, name))
+    qualified_name = kinds.get(name, name)
+    may_import = execute or qualified_name in kinds.values()
+    if not (may_import or qualified_name.partition(":")[0] in sys.modules):
+        raise ValueError(
+            f"{path}: the module of its task {name!a:.60} is not imported: if you trust its code, "
+            "import it first (commands: --trust MODULE)"
+        )
+    return find(qualified_name)
 
 
 def _finished_task(record: Mapping[str, Any], task: Any, where: str) -> Any:

@@ -171,13 +171,13 @@ def _predictions(
     runs: Runs, rows: clicks.Rows, against: Path | None, figures: dict[str, bytes]
 ) -> str:
     """Returns the section on predictions of models of clicks for labelled rows."""
-    models = {name: read_model(run.path, kinds=TASKS) for name, run in runs.items()}
+    models = {name: read_model(run.path, kinds=TASKS, execute=False) for name, run in runs.items()}
     chosen = {name: model for name, model in models.items() if isinstance(model.task, ClickModels)}
     if not chosen:
         raise ValueError("--data is for models of clicks, and no run has one; leave it out")
     twin, remarks = None, []
     if against is not None:
-        plain = read_model(against, kinds=TASKS)
+        plain = read_model(against, kinds=TASKS, execute=False)
         clicks.check_twin(plain)
         twin = clicks.Fit.read(against.name or str(against), plain, rows)
         remarks = [

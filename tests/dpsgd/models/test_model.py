@@ -67,6 +67,14 @@ def test_a_model_has_its_guarantee_and_public_task_description(home, model):
     assert "array" not in shown
 
 
+def test_a_run_of_somebody_else_executes_no_module_that_it_names(home, monkeypatch):
+    monkeypatch.delitem(sys.modules, "readable_task")
+    with pytest.raises(ValueError, match="run: the module of its task 'readable_task:Readable' is"):
+        read_model(home / "run", kinds={}, execute=False)
+    assert "readable_task" not in sys.modules
+    assert read_model(home / "run", kinds=KINDS, execute=False).num_params == 3
+
+
 def test_an_export_holds_no_path_of_the_data(home):
     files = {path.name: path.read_bytes() for path in (home / "model").iterdir()}
     assert sorted(files) == ["guarantee.json", "model.json", "params.npz"]
