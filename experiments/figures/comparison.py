@@ -26,6 +26,11 @@ MONTE_CARLO = "balls-and-bins, Monte Carlo"
 TERMS = f"{ADJACENCY} adjacency, unit: one example"
 """Adjacency and unit of every guarantee here."""
 
+_LEAST_STEP = 5e-5
+"""First relative step down from a calibrated noise multiplier to one that misses its epsilon."""
+_LEAST_NOISE = 1e-3
+"""Least share of the calibrated noise multiplier that is tried."""
+
 Profiles = Callable[[float], PrivacyProfile]
 """Profile of a run as a function of its noise multiplier; pickled, such as a sampler's method."""
 
@@ -104,18 +109,31 @@ def noise_multipliers(
 ) -> list[dict[str, Any]]:
     """Returns bounds on the smallest noise multiplier of each sampler at one epsilon.
 
-    The upper end certifies the epsilon. Below the lower end, the sampler's cost is proved to be
-    larger.
+    The upper end certifies the epsilon. At the lower end and below it the sampler's cost is proved
+    to be larger: more noise is post-processing, so that the true cost falls in the noise.
+
+    Args:
+      profiles: Profiles by the name of the sampler.
+      delta: Delta of the guarantees.
+      target_epsilon: Epsilon that the noise multipliers are to reach.
     """
     points = []
     for name, profile in profiles.items():
-        sizes = [
-            calibrate(privacy, epsilon=target_epsilon, delta=delta)
-            for privacy in (_LowerEnds(profile), profile)
-        ]
-        bound = Bound(min(sizes), sizes[1])
+        upper = calibrate(profile, epsilon=target_epsilon, delta=delta)
+        bound = Bound(_insufficient_noise(profile, delta, target_epsilon), upper)
         points.append({"curve": name, "x": target_epsilon, **ends(bound)})
     return points
+
+
+def _insufficient_noise(profile: Profiles, delta: float, target_epsilon: float) -> float:
+    """Returns about the largest noise multiplier proved to miss an epsilon; 0 if none is."""
+    start = calibrate(_LowerEnds(profile), epsilon=target_epsilon, delta=delta)
+    noise_multiplier, step = start, _LEAST_STEP
+    while noise_multiplier > _LEAST_NOISE * start:
+        if profile(noise_multiplier).epsilon(delta).lower > target_epsilon:
+            return noise_multiplier
+        noise_multiplier, step = noise_multiplier * (1.0 - step), min(2.0 * step, 0.5)
+    return 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Compare(Drawn):
         to one digit.
       noise_multiplier: Noise multipliers to evaluate.
       target_epsilon: Epsilons to reach, in place of noise multipliers. The upper end certifies the
-        epsilon; with less noise than the lower end, the sampler is proved to miss it.
+        epsilon; at the lower end and with less noise, the sampler is proved to miss it.
       sampler: Samplers to compare, your own as module:Class.
     """
 

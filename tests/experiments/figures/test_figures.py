@@ -4,9 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
 
-from accounting import epsilon
+from accounting import GaussianProfile, epsilon
 from dpsgd.removed import NOTICE, REMOVED
 from experiments.figures import (
     FIGURES,
@@ -107,8 +110,20 @@ def test_noise_at_equal_privacy_brackets_the_target():
     for point in comparison.noise_multipliers(profiles, 1e-5, 3.0):
         privacy = profiles[point["curve"]]
         assert epsilon(privacy(point["upper"]), 1e-5).upper <= 3.0
-        assert epsilon(privacy(0.99 * point["lower"]), 1e-5).lower > 3.0
-        assert point["lower"] <= point["upper"]
+        assert epsilon(privacy(point["lower"]), 1e-5).lower > 3.0
+        assert 0.99 * point["upper"] < point["lower"] or point["curve"] == "shuffle"
+
+
+def test_noise_of_fixed_batches_brackets_the_analytic_gaussian():
+    def excess(sigma, epsilon):
+        tails = norm.logcdf([0.5 / sigma - epsilon * sigma, -0.5 / sigma - epsilon * sigma])
+        return np.exp(tails[0]) - np.exp(epsilon + tails[1]) - 1e-5
+
+    profiles = {"deterministic": GaussianProfile}
+    for target in (0.5, 3.0, 8.0):
+        [point] = comparison.noise_multipliers(profiles, 1e-5, target)
+        root = brentq(excess, 0.1, 50.0, args=(target,), xtol=1e-13)
+        assert point["lower"] < root < point["upper"] < point["lower"] * (1 + 3e-4)
 
 
 def test_recorded_crossings_are_tight_with_one_sign_change():
