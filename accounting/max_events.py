@@ -129,10 +129,7 @@ def max_event_lower_bound(
 
 
 def sum_of_maxima_lower_bound(epsilon: float, epoch: Epoch, epochs: int) -> float:
-    """Returns a proved lower bound on δ >= 0 of shuffling.
-
-    It is sharp at little noise.
-    """
+    """Returns a proved lower bound on shuffling's δ >= 0, sharp at little noise."""
     check_count("epochs", epochs)
     check_epsilon(epsilon)
     variance = epoch.noise_multiplier**2 / epochs

@@ -342,10 +342,7 @@ class UpperEnd(Profile):
 
 
 def proved(bound: Bound) -> Bound:
-    """Returns `bound` if it is proved.
-
-    A confidence holds for one question, and searches ask many.
-    """
+    """Returns `bound` if it is proved: a confidence holds for one question only."""
     if bound.confidence < 1.0:
         raise ValueError("a mechanism's profile must be proved, not estimated with some confidence")
     return bound

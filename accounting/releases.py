@@ -111,10 +111,7 @@ class ComposedProfile(Profile):
         return Bound(lower, max(lower, upper), note=_NOTE_OF_PARTS)
 
     def with_gaussian_release(self, noise_multiplier: float) -> ComposedProfile:
-        """Returns the composition with a further Gaussian release.
-
-        The release joins the last mechanism.
-        """
+        """Returns the composition with a Gaussian release in its last mechanism."""
         *preceding, last = self.profiles
         joined = with_gaussian_release(last, noise_multiplier)
         releases = joined.profiles if isinstance(joined, ComposedProfile) else (joined,)

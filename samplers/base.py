@@ -165,10 +165,7 @@ class BatchSampler(abc.ABC):
         return range(chunk * plans.CHUNK, min((chunk + 1) * plans.CHUNK, self.num_examples))
 
     def drawn_epoch(self, epoch: int) -> int:
-        """Returns the epoch whose draw `epoch` uses.
-
-        Itself, or 0 if one draw serves all epochs.
-        """
+        """Returns the epoch whose draw `epoch` uses: itself, or 0 if all share one."""
         return epoch
 
     @abc.abstractmethod

@@ -1,6 +1,6 @@
 """One file a law: the certified privacy profile of each way to draw batches.
 
-Modules are imported on first use, as those of `accounting`.
+Modules are imported on first use, as in `accounting`.
 """
 
 from __future__ import annotations

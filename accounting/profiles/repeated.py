@@ -132,7 +132,7 @@ def _tail(point: Point) -> float:
 class RepeatedProfile(WithRelease, abc.ABC):
     """The profile of `steps` equal releases, each bounded by likelihood ratios on a grid.
 
-    The gap between the two ends is that of the grid, which is refined until it matters no more,
+    The gap between the two ends is the grid's, which is refined until it matters no more,
     and, for some mechanisms, one between the proved bound and any concrete pair of data sets. A
     further Gaussian release of every example, at noise multiplier `release`, composes with both.
     """

@@ -67,10 +67,7 @@ class ShuffleProfile(WithRelease):
     release: Release = math.inf
 
     def answer(self, question: Question) -> Bound:
-        """Answers by closed forms, and wide intervals by grids.
-
-        Grids give lower ends only.
-        """
+        """Answers by closed forms, and wide intervals' lower ends by grids."""
         known_order_bound = question.ask(
             known_order(self.noise_multiplier, self.epochs, self.release)
         )

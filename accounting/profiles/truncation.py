@@ -160,10 +160,7 @@ class TruncatedProfile(Profile):
 
     @property
     def log_spent(self) -> float:
-        """Log of the most delta that truncation costs.
-
-        It holds at any noise and any epsilon.
-        """
+        """Log of the most delta that truncation costs, at any noise and epsilon."""
         return min(case.log_spent for case in self.cases)
 
     def with_gaussian_release(self, noise_multiplier: float) -> TruncatedProfile:

@@ -39,7 +39,7 @@ class UnitsThenPoissonProfile(RepeatedProfile):
       steps: T, number of releases.
       unit_prob: G, in (0, 1].
       sampling_prob: q, in (0, 1].
-      siblings: Number of the other leaves of its unit; it raises the lower end alone.
+      siblings: Number of its unit's further leaves; it raises the lower end alone.
 
     Raises:
       ValueError: If a number is out of range.

@@ -224,10 +224,7 @@ class Temperature(_Newton):
         return np.array([self.largest_gap])
 
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
-        """Returns each class's x in [0, 1], and the label's.
-
-        The label's x is NaN without a class.
-        """
+        """Returns each class's x in [0, 1], and the label's, NaN without a class."""
         logits = jnp.asarray(self.logits(params, example), jnp.float32)
         gaps = jnp.minimum(jnp.max(logits) - logits, self.largest_gap)
         x = 1 - gaps / self.largest_gap
@@ -292,8 +289,5 @@ class Affine(_Newton):
         return {"u": u, "residual": jnp.clip(u - label, -bound, bound)}
 
     def statistic(self, state: PyTree, row: PyTree) -> Any:
-        """Returns the row's vector v.
-
-        Its residual is that at a = 1 and c = 0.
-        """
+        """Returns the row's vector v; its residual is at a = 1 and c = 0."""
         return self._vector(row["u"], row["residual"], self._weight)

@@ -396,10 +396,7 @@ def placement_mismatch(tree: PyTree) -> str | None:
 
 
 def on_one_device(tree: PyTree) -> PyTree:
-    """Returns arrays with all rows of `tree` on one device.
-
-    Every process must call it.
-    """
+    """Returns arrays whole on one device; every process must call it."""
 
     def leaf(x: Any) -> Any:
         """Returns one array with all its rows on one device."""

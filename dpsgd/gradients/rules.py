@@ -36,10 +36,7 @@ class ClippingRule(Protocol):
     """Rule that brings an example's gradient to L2 norm at most C, a frozen dataclass."""
 
     def groups(self, params: PyTree) -> list[list[int]]:
-        """Returns groups of leaf indices, each scaled by one factor.
-
-        Every leaf is in exactly one group.
-        """
+        """Returns disjoint groups of all leaf indices, each scaled by one factor."""
 
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array

@@ -88,10 +88,7 @@ def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Alone:
 
 
 def peak_bytes() -> float:
-    """Returns the peak memory of this process.
-
-    On Linux without the memory of its parent.
-    """
+    """Returns the peak memory of this process, on Linux without its parent's."""
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text()
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])

@@ -186,10 +186,7 @@ class Gaps:
 
     @cached_property
     def to_next_multiple(self) -> GapLaw:
-        """Law of each step's gap to the next multiple of K.
-
-        Its arrays are [N + 1, d, d].
-        """
+        """Law of each step's gap to the next multiple of K, arrays [N + 1, d, d]."""
         run, inside = self.optimizer, self._to_ends.copy()
         inside.assign(np.s_[:, 0], run._nothing(1))
         flat = (x[:, : self.spacing].reshape(-1, *x.shape[2:]) for x in inside)

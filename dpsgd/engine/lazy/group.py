@@ -367,10 +367,7 @@ class LazyRows:
         return state.with_tables(tables)
 
     def flush(self, state: TrainState, context: Context) -> TrainState:
-        """Returns the state with all rows' pending noise added.
-
-        Its `pending` fields stay.
-        """
+        """Returns the state with all rows' noise added; `pending` fields stay."""
         leaves = jax.tree.leaves(context.shapes)
         pending = _pending(context.laws, state.step, context)
         tables = {}
