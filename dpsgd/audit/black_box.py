@@ -50,10 +50,6 @@ class Event(NamedTuple):
     def sides(self, present: Scores, absent: Scores) -> tuple[np.ndarray, np.ndarray, float]:
         """Returns scores and threshold of the event {score >= threshold}.
 
-        Args:
-          present: Scores of runs with the canary.
-          absent: Scores of runs without it.
-
         Returns:
           float64[trials] of the world that the event favours, float64[trials] of the opposite
           world, and the threshold.
@@ -238,12 +234,6 @@ def choose_event(
     """Returns the largest bound of an event, and the event.
 
     The bound is biased, because the same trials choose the event.
-
-    Args:
-      present: Scores of runs with the canary.
-      absent: Scores of runs without it.
-      delta: Probability delta of the claim.
-      confidence: Probability that the bound of a fixed event is valid.
     """
     best = -math.inf, Event(next(iter(present)), True, math.inf)
     for name, is_present in itertools.product(present, (True, False)):

@@ -197,12 +197,7 @@ class Probe:
         return jax.jit(jax.vmap(lambda batch: declared.places(shapes, *batch)))
 
     def drawn_plan(self, step: int, attempt: int) -> IndexBlock:
-        """Draws a one-step block's plan with the run's sampler.
-
-        Args:
-          step: Number of the step.
-          attempt: Number of the attempt, which determines the seed.
-        """
+        """Draws a one-step block's plan with the run's sampler."""
         source = BatchSource(self.mechanism.sampler, self.root.sampling_seed(attempt))
         room = {"steps": self.layout.block_steps, "passes": self.layout.passes}
         return source.fill(step, step + 1, **room)
@@ -243,12 +238,7 @@ class Probe:
         return () if self.snapshot is None else tuple(self.snapshot.rows)
 
     def table_places(self, leaf: int, places: np.ndarray) -> np.ndarray:
-        """Converts flat indices in a release to flat table indices.
-
-        Args:
-          leaf: Index of the table among the leaves.
-          places: Flat indices among the looked-up rows: int[n].
-        """
+        """Converts flat indices in a release to flat table indices."""
         assert self.snapshot is not None
         width = math.prod(self.shapes[leaf][1:])
         return self.snapshot.rows[leaf][places // width].astype(np.int64) * width + places % width
@@ -332,13 +322,7 @@ class Probe:
         return path
 
     def flush(self, state: TrainState, mechanism: Mechanism, attempt: int) -> TrainState:
-        """Adds all deferred noise to a state.
-
-        Args:
-          state: State with pending noise; its buffers are donated.
-          mechanism: Scales of the noise.
-          attempt: Number of the attempt, whose key determines the noise.
-        """
+        """Adds all deferred noise to a state, which is donated."""
         state = self.layout.put_state(state)
         laws = self._laws.flush_arrays(int(state.step))
         arguments = state, laws, self._noise_key(attempt), mechanism.scales()

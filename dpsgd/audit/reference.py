@@ -43,15 +43,7 @@ def normals(key: Any, step: Any, leaf: int, index: Any, purpose: int = 0) -> np.
 
 
 def uniforms(key: Any, step: Any, leaf: int, index: Any, purpose: int = 0) -> np.ndarray:
-    """Returns the uniform numbers U that round coordinates.
-
-    Args:
-      key: Key of the noise, uint32[4].
-      step: Numbers of steps, in [0, 2^32).
-      leaf: Index of the array, below 2^24.
-      index: Row-major indices of coordinates, which broadcast with `step`.
-      purpose: Purpose of the noise, see `STEP`.
-    """
+    """Returns the uniform numbers U, with arguments as in `normals`."""
     return _mapped(_uniform, key, step, leaf, index, purpose)
 
 

@@ -44,11 +44,7 @@ class TableLaw:
         self._paths: dict[int, list[tuple[float, ...]]] = {}
 
     def gap(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a gap's A and V for unit r.
-
-        Args:
-          start: First step of the gap.
-          stop: Step after its last.
+        """Returns A and V of steps [start, stop) for unit r.
 
         Returns:
           Two matrices float64[2, 2].
@@ -66,12 +62,7 @@ class TableLaw:
         return np.array([[m, 0], [theta, 1]]), np.array([[mm, mt], [mt, tt]])
 
     def factors(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a gap's A and L, zero for absent momentum.
-
-        Args:
-          start: First step of the gap.
-          stop: Step after its last.
-        """
+        """Returns a gap's A and L, zero for absent momentum."""
         has = np.array([self.momentum > 0, True])
         transition, v = (x * np.outer(has, has) for x in self.gap(start, stop))
         low = np.zeros((2, 2))
@@ -127,12 +118,7 @@ class ReferenceRows:
         return Table(theta, None if like.momentum is None else m, steps)
 
     def catch_up(self, stop: int, rows: Any = slice(None)) -> None:
-        """Adds the noise of gaps that end at step `stop`.
-
-        Args:
-          stop: Step after the last step of the gaps.
-          rows: Rows to change, bool[n]; by default all.
-        """
+        """Adds the noise of gaps that end at step `stop`."""
         coordinates = self._coordinates(rows)
         if not coordinates.size:
             return
@@ -171,26 +157,13 @@ class ReferenceRows:
         self.steps[coordinates] = step + 1
 
     def compare(self, tests: Comparison, rows: Table, name: str) -> None:
-        """Compares rows of a table with the simulated rows.
-
-        Args:
-          tests: Comparison that records the first difference.
-          rows: Rows of the program's table.
-          name: Name of the rows in a message.
-        """
+        """Compares rows of a table with the simulated rows."""
         r = self._law.r
         for quantity, values, x, off in self._parts(rows):
             tests.add(values / r, x / r, off / r, f"{quantity} of {name}")
 
     def compare_flushed(self, tests: Comparison, rows: Table, stop: int, name: str) -> None:
-        """Compares rows flushed at step `stop` with rounded simulated rows.
-
-        Args:
-          tests: Comparison that records the first difference.
-          rows: Rows of the program's table.
-          stop: Step of the flush.
-          name: Name of the rows in a message.
-        """
+        """Compares rows flushed at step `stop` with rounded simulated rows."""
         self.catch_up(stop)
         r, spreads = self._law.r, self._law.r * np.sqrt(np.diagonal(self._law.gap(0, stop)[1]))
         for quantity, values, exact, off in self._parts(rows):

@@ -32,12 +32,7 @@ class CheckResult(NamedTuple):
 
     @classmethod
     def skipped(cls, name: str, why: str) -> CheckResult:
-        """Returns a skipped check.
-
-        Args:
-          name: Name of the check.
-          why: Reason for skipping it.
-        """
+        """Returns a skipped check."""
         return cls(name, True, why, performed=False)
 
 

@@ -88,12 +88,7 @@ class TableSnapshot:
 
 
 def some_rows(tables: dict[int, Any], rows: dict[int, np.ndarray]) -> dict[int, Table]:
-    """Copies rows of tables to the host.
-
-    Args:
-      tables: Tables on the devices, by leaf index.
-      rows: Row indices by leaf index: int32[n].
-    """
+    """Copies rows of tables to the host."""
     copies = compiled(_select_rows, (), (tables, rows))(tables, rows)
     return {k: Table(*hosted(table)) for k, table in copies.items()}
 
@@ -101,13 +96,7 @@ def some_rows(tables: dict[int, Any], rows: dict[int, np.ndarray]) -> dict[int, 
 def put_rows(
     tables: dict[int, Any], rows: dict[int, np.ndarray], new: dict[int, Table]
 ) -> dict[int, Table]:
-    """Writes rows into tables.
-
-    Args:
-      tables: Tables on the devices, by leaf index; their buffers are donated.
-      rows: Row indices by leaf index: int32[n].
-      new: Rows to write, by leaf index.
-    """
+    """Writes rows into tables, whose buffers are donated."""
     arguments = tables, rows, new
     return compiled(_write_rows, (), arguments, donate_argnums=(0,))(*arguments)
 

@@ -57,12 +57,7 @@ class Runs:
         self._chunk = int(np.clip(_MOST_INDICES // cells, 1, 10_000))
 
     def scores(self, others: int, trials: int) -> tuple[Scores, Scores]:
-        """Returns scores of fresh runs with and without the canary.
-
-        Args:
-          others: Gradient of all other examples in units of C.
-          trials: Number of runs in each world.
-        """
+        """Returns scores of fresh runs with and without the canary."""
         chunk = min(self._chunk, trials)
         clip = float(self._scales.l2_clip_norm)
         worlds = []

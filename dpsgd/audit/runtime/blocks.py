@@ -66,12 +66,7 @@ class Dispatched:
         self.declared: list[range] = []
 
     def compare(self, block: Block, start: int) -> None:
-        """Compares a block with its declared steps and drawn batches.
-
-        Args:
-          block: Block of the training loop.
-          start: Step with which it must begin.
-        """
+        """Compares a block that must begin with step `start`."""
         steps, log = block.steps, block.diagnostics
         is_declared = self.declared[-1] == steps and int(block.state.step) == steps.stop
         if steps.start != start or not is_declared:
@@ -140,15 +135,13 @@ class _Blocks:
         first = [steps.start for steps in segments if self._differs(steps.start)]
         words = ", ".join(f"{s.start:,} to {s.stop - 1:,}" for s in segments)
         detail = f"{len(self._dispatched.declared)} blocks of steps {words}"
-        steps_check = self._noise.check(
-            f"{detail}; {self._noise.compared:,} numbers of their noise"
-        )
+        check = self._noise.check(f"{detail}; {self._noise.compared:,} numbers of their noise")
         if self._dispatched.wrong_steps:
-            steps_check = CheckResult(STEPS, False, self._dispatched.wrong_steps)
-        elif steps_check.passed and (unknown := self._unknown()):
-            steps_check = CheckResult.skipped(STEPS, f"noise not compared: {unknown}")
+            check = CheckResult(STEPS, False, self._dispatched.wrong_steps)
+        elif check.passed and (unknown := self._unknown()):
+            check = CheckResult.skipped(STEPS, f"noise not compared: {unknown}")
         words = f"wrong in steps {first}" if first else f"{len(segments)} steps"
-        return [self._dispatched.check(detail), steps_check, CheckResult(FIRST, not first, words)]
+        return [self._dispatched.check(detail), check, CheckResult(FIRST, not first, words)]
 
     def _middle(self, segments: list[range]) -> range:
         """Returns random consecutive steps between the segments; empty if too few."""
@@ -175,10 +168,8 @@ class _Blocks:
         with closing(blocks):
             recorded = np.asarray(next(blocks).watched, np.float64)[0]
         plan = probe.drawn_plan(step, _ATTEMPT)
-        next_state, _ = probe.called(
-            probe.begun(step), plan, attempt=_ATTEMPT, return_gradient=True
-        )
-        pairs = zip(jax.tree.leaves(next_state.raw_params), self._places, strict=True)
+        state, _ = probe.called(probe.begun(step), plan, attempt=_ATTEMPT, return_gradient=True)
+        pairs = zip(jax.tree.leaves(state.raw_params), self._places, strict=True)
         released = np.concatenate([np.ravel(np.asarray(x))[indices] for x, indices in pairs])
         allowed = 2.0**-20 if jax.default_backend() == "cpu" else 1e-3
         size = float(np.max(np.abs(released), initial=0.0))

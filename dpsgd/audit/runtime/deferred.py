@@ -73,12 +73,7 @@ class _Simulated:
         self.steps = {k: np.full(len(table.values), step, np.int32) for k, table in tables}
 
     def step(self, step: int, read: dict[int, np.ndarray]) -> None:
-        """Simulates a step.
-
-        Args:
-          step: Number of the step.
-          read: Indices of the looked-up rows by table.
-        """
+        """Simulates a step that looks up the rows `read`."""
         for k, rows in self.rows.items():
             rows.step(step, np.isin(self._tables.rows[k], read[k]))
             self.steps[k][read[k]] = step + 1
@@ -141,13 +136,13 @@ class _Tables:
         limit = max(64, _NUMBERS // (values[0].size * len(self.snapshot.tables)))
         if count <= limit:
             return np.arange(count, dtype=np.int32)
-        num_shards, read = len(self.probe.layout.placement.devices), self.snapshot.rows[leaf]
+        shards, read = len(self.probe.layout.placement.devices), self.snapshot.rows[leaf]
         starts = [
             *range(0, count, _PASS),
             count - _PASS,
-            *(np.arange(num_shards) * count // num_shards),
+            *(np.arange(shards) * count // shards),
         ]
-        starts = np.array(starts)[spread_places(len(starts), max(num_shards, limit // 16))]
+        starts = np.array(starts)[spread_places(len(starts), max(shards, limit // 16))]
         borders = (starts[:, None] + np.arange(-2, 3)).ravel()
         read = read[spread_places(read.size, limit // 2)]
         rows = np.unique(np.concatenate([read, borders, spread_places(count, limit // 2)]))
@@ -165,10 +160,8 @@ class _Tables:
         wrong = self._unwritten or self.snapshot.stray()
         total = sum(map(len, (table.values for table in self.snapshot.tables.values())))
         checks.append(CheckResult(WRITTEN, not wrong, wrong or f"{total:,} rows"))
-        for comparison in (self.pending, self.flushed):
-            checks.append(
-                comparison.check(f"{comparison.compared:,} numbers, to {ALLOWED:.2g} sigma")
-            )
+        for tests in (self.pending, self.flushed):
+            checks.append(tests.check(f"{tests.compared:,} numbers, to {ALLOWED:.2g} sigma"))
         return checks
 
     def _sizes_check(self) -> CheckResult:

@@ -104,12 +104,7 @@ def step_checks(probe: Probe) -> list[CheckResult]:
 
 
 def sampled_places(probe: Probe, total_count: int) -> list[np.ndarray]:
-    """Samples flat indices into each leaf of a release.
-
-    Args:
-      probe: Probe of the program.
-      total_count: Approximate number of indices in all leaves.
-    """
+    """Samples about `total_count` flat indices into a release's leaves."""
     total = max(1, sum(probe.sizes))
     return [
         spread_places(size, size if total <= total_count else max(256, total_count * size // total))
@@ -247,16 +242,14 @@ class _Steps:
 
         The first part has both ends.
         """
-        all_places, group_size = self._every, self._every.size
+        all_places, size = self._every, self._every.size
         limit = _TOGETHER * mechanism.l2_clip_norm
-        while (
-            group_size > 1 and self._error(self._counts(self._full[:group_size]), mechanism) > limit
-        ):
-            group_size = -(-group_size // 2)
-        if group_size == all_places.size:
+        while size > 1 and self._error(self._counts(self._full[:size]), mechanism) > limit:
+            size = -(-size // 2)
+        if size == all_places.size:
             return [all_places]
         ordered = np.concatenate([all_places[:1], all_places[-1:], all_places[1:-1]])
-        return [np.sort(ordered[k : k + group_size]) for k in range(0, all_places.size, group_size)]
+        return [np.sort(ordered[k : k + size]) for k in range(0, all_places.size, size)]
 
     # What they must be.
 
@@ -383,12 +376,11 @@ class _Steps:
         probe = self._probe
         step = probe.first_step if look.step is None else look.step
         if (step, look.attempt) not in self._known:
-            steps, indices_by_leaf = range(step, step + 1), enumerate(self._places)
-            noise_by_leaf = [
-                self._expected.values(steps, k, indices, look.attempt)[0]
-                for k, indices in indices_by_leaf
+            steps, chosen = range(step, step + 1), enumerate(self._places)
+            noises = [
+                self._expected.values(steps, k, indices, look.attempt)[0] for k, indices in chosen
             ]
-            self._known[step, look.attempt] = np.concatenate(noise_by_leaf)
+            self._known[step, look.attempt] = np.concatenate(noises)
         noise = self._known[step, look.attempt]
         for k in probe.tables:  # their rows have noise where they are read
             width = math.prod(probe.shapes[k][1:])

@@ -136,12 +136,7 @@ class _Reader:
     _summed: frozenset[str] = frozenset()  # what any sum depends on: noise is added to all at once
 
     def read(self, of: Any, inputs: Sequence[Flow]) -> tuple[list[Flow], Found]:
-        """Returns a jaxpr's output flows, faults and releases.
-
-        Args:
-          of: Jaxpr, closed or open.
-          inputs: Flow of each input.
-        """
+        """Returns a jaxpr's output flows, faults and releases."""
         key = id(of), tuple(inputs)
         if key not in self._known:
             self._known[key] = self._equations(of, inputs)
