@@ -43,7 +43,7 @@ class Epoch(NamedTuple):
       number: Number of the epoch.
       examples: Example of each entry in the compared chunks, ascending: int64[entries].
       steps: Step of each entry in the epoch, ascending for each example: int64[entries].
-      shard_sizes: Number of rows for each shard and step, from all chunks: int64[shards, T].
+      sizes: Number of rows for each shard and step, from all chunks: int64[shards, T].
       strays: Number of absent examples, plus participations beyond an example's first.
     """
 
@@ -51,12 +51,12 @@ class Epoch(NamedTuple):
     number: int
     examples: np.ndarray
     steps: np.ndarray
-    shard_sizes: np.ndarray
+    sizes: np.ndarray
     strays: int
 
     def keys(self) -> np.ndarray:
         """Returns ascending entry keys, example * T + step: int64[entries]."""
-        return self.examples * self.shard_sizes.shape[1] + self.steps
+        return self.examples * self.sizes.shape[1] + self.steps
 
 
 def draw_checks(
@@ -123,7 +123,7 @@ class Draws:
                 self._wrong(f"a run that resumes at epoch {first_epochs[-1]} reads other batches")
         cap = sampler.shard_batch_size
         self.cut = not sampler.accumulates and cap < sampler.num_examples
-        self.cut = self.cut and any((epoch.shard_sizes >= cap).any() for epoch in self.read)
+        self.cut = self.cut and any((epoch.sizes >= cap).any() for epoch in self.read)
         self.drawn = [self._planned(e.seed, e.number) for e in self.read] if self.cut else self.read
 
     def _read(self, number: int, epochs: range) -> Iterator[Epoch]:
@@ -141,13 +141,11 @@ class Draws:
         for steps, block in plan_blocks(source, **bounds, block_steps=_BLOCK_STEPS):
             if shards and steps.start == 0:
                 self._compare_shards(block)
-            examples, entry_steps = self._entries(block, steps.start)
+            examples, at_steps = self._entries(block, steps.start)
             del block
             for epoch in range(steps.start // length, -(-steps.stop // length)):
-                in_epoch = slice(
-                    *np.searchsorted(entry_steps, [epoch * length, (epoch + 1) * length])
-                )
-                yield epoch, examples[in_epoch], entry_steps[in_epoch] - epoch * length
+                in_epoch = slice(*np.searchsorted(at_steps, [epoch * length, (epoch + 1) * length]))
+                yield epoch, examples[in_epoch], at_steps[in_epoch] - epoch * length
 
     def _entries(self, block: IndexBlock, first: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the examples with positive weight in a block, and their steps."""
@@ -194,7 +192,7 @@ class Draws:
         self, number: int, epoch: int, entries: Iterable[tuple[np.ndarray, np.ndarray]]
     ) -> Epoch:
         sampler, n, length = self.sampler, self.sampler.num_examples, self.sampler.steps_per_epoch
-        shard_sizes = np.zeros(sampler.num_shards * length, np.int64)
+        sizes = np.zeros(sampler.num_shards * length, np.int64)
         present, count, keys = np.zeros(n, bool), 0, [np.empty(0, np.int64)]
         for examples, steps in entries:
             if examples.size and not (examples.min() >= 0 and examples.max() < n):
@@ -205,7 +203,7 @@ class Draws:
             cells = steps
             if sampler.num_shards > 1:
                 cells = self._shards.shard_of(examples) * length + steps
-            shard_sizes += np.bincount(cells, minlength=shard_sizes.size)
+            sizes += np.bincount(cells, minlength=sizes.size)
             is_watched = self._watched[examples // self._width]
             keys.append(examples[is_watched].astype(np.int64) * length + steps[is_watched])
         ordered = np.sort(np.concatenate(keys), kind="stable")  # runs that ascend
@@ -213,7 +211,7 @@ class Draws:
             self._wrong(f"a batch of epoch {epoch} has an example twice")
         strays = n + count - 2 * int(np.count_nonzero(present))
         shape = sampler.num_shards, length
-        return Epoch(number, epoch, *np.divmod(ordered, length), shard_sizes.reshape(shape), strays)
+        return Epoch(number, epoch, *np.divmod(ordered, length), sizes.reshape(shape), strays)
 
     def _wrong(self, fault: str) -> None:
         self._fault = self._fault or fault
@@ -228,9 +226,7 @@ class Draws:
             if self._differs(epoch):
                 yield f"batches of epoch {epoch.number} differ from `participations`"
         for read, planned in zip(self.read, self.drawn, strict=True):
-            if self.cut and not np.array_equal(
-                read.shard_sizes, np.minimum(planned.shard_sizes, cap)
-            ):
+            if self.cut and not np.array_equal(read.sizes, np.minimum(planned.sizes, cap)):
                 yield f"batches of epoch {read.number} are not truncated to {cap:,} rows"
         yield from _cut_faults(self.sampler, self.seeds[0])
         yield from _secret_faults(self.sampler, self.seeds[0])
@@ -247,10 +243,7 @@ class Draws:
         missing = np.setdiff1d(expected, actual)
         if self.cut:  # a truncated batch lacks rows
             examples, steps = np.divmod(missing, length)
-            full = (
-                epoch.shard_sizes[self._shards.shard_of(examples), steps]
-                >= sampler.shard_batch_size
-            )
+            full = epoch.sizes[self._shards.shard_of(examples), steps] >= sampler.shard_batch_size
             missing = missing[~full]
         return bool(missing.size or np.setdiff1d(actual, expected).size)
 
@@ -258,19 +251,15 @@ class Draws:
         """Describes draws that are wrongly equal or different; else empty."""
         if law.units is not None:
             return ""
-        first_keys = None if law.redrawn else self.drawn[0].keys()
+        fixed = None if law.redrawn else self.drawn[0].keys()
         rates = np.broadcast_to(law.rate(np.zeros(1, int), np.arange(law.steps_per_epoch)),
                                 law.steps_per_epoch)  # fmt: skip
         movable_per_row = float(np.minimum(rates, 1 - rates).sum())
         names_by_digest: dict[bytes, str] = {}
         for epoch in self.drawn:
-            if (
-                first_keys is not None
-                and epoch.seed == 0
-                and not np.array_equal(first_keys, epoch.keys())
-            ):
+            if fixed is not None and epoch.seed == 0 and not np.array_equal(fixed, epoch.keys()):
                 return f"epoch {epoch.number} differs from epoch 0, but equal epochs are claimed"
-            if first_keys is not None and epoch.seed == 0 and epoch.number:
+            if fixed is not None and epoch.seed == 0 and epoch.number:
                 continue
             keys, length = epoch.keys(), self.sampler.steps_per_epoch
             for chunk in np.flatnonzero(self._watched):
@@ -323,9 +312,7 @@ def _epoch_faults(epoch: Epoch, law: RowLaw) -> Iterator[str]:
     name = f"in epoch {epoch.number}"
     if law.once and epoch.strays:
         yield f"every example takes part once an epoch, and {epoch.strays:,} do not {name}"
-    if law.batch_sizes is not None and not np.array_equal(
-        epoch.shard_sizes.sum(0), law.batch_sizes
-    ):
+    if law.batch_sizes is not None and not np.array_equal(epoch.sizes.sum(0), law.batch_sizes):
         yield f"batches have other sizes than claimed {name}"
     if law.certain and np.any(law.rate(epoch.examples, epoch.steps) != 1):
         yield f"examples are in other steps than in the claimed order {name}"
@@ -371,11 +358,9 @@ def some_members(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
     Returns:
       Indices of examples, ascending: int32[size].
     """
-    members = (
-        rng.permutation(n)[:size] if n <= 8 * size else np.unique(rng.integers(0, n, 2 * size))
-    )
-    members = np.setdiff1d(rng.permutation(members)[:size], [0, n - 1])[: max(0, size - 2)]
-    return np.union1d(members, [0, n - 1][: size - members.size]).astype(np.int32)
+    chosen = rng.permutation(n)[:size] if n <= 8 * size else np.unique(rng.integers(0, n, 2 * size))
+    chosen = np.setdiff1d(rng.permutation(chosen)[:size], [0, n - 1])[: max(0, size - 2)]
+    return np.union1d(chosen, [0, n - 1][: size - chosen.size]).astype(np.int32)
 
 
 def cuts(sampler: BatchSampler) -> bool:

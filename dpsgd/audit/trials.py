@@ -77,10 +77,10 @@ class Runs:
                 self._progress(f"{min(trials, start + chunk):,} of {trials:,} runs")
         present, absent = (
             {
-                name: np.concatenate([chunk_scores[name] for chunk_scores in world_scores])[:trials]
-                for name in world_scores[0]
+                name: np.concatenate([scores[name] for scores in chunks])[:trials]
+                for name in chunks[0]
             }
-            for world_scores in scores_by_world
+            for chunks in scores_by_world
         )
         return present, absent
 

@@ -137,11 +137,7 @@ class _Tables:
         if count <= limit:
             return np.arange(count, dtype=np.int32)
         shards, read = len(self.probe.layout.placement.devices), self.snapshot.rows[leaf]
-        starts = [
-            *range(0, count, _PASS),
-            count - _PASS,
-            *(np.arange(shards) * count // shards),
-        ]
+        starts = [*range(0, count, _PASS), count - _PASS, *(np.arange(shards) * count // shards)]
         starts = np.array(starts)[spread_places(len(starts), max(shards, limit // 16))]
         borders = (starts[:, None] + np.arange(-2, 3)).ravel()
         read = read[spread_places(read.size, limit // 2)]
@@ -194,13 +190,11 @@ class _Tables:
             rows.catch_up(step)
             fresh[k] = rows.table(x)
         old = {k: x._replace(steps=fresh[k].steps) for k, x in pending.items()}
-        program_gradient, fresh_gradient, stale_gradient = (
+        actual, exact, stale = (
             probe.release(probe.full_batch, mechanism, step=step, rows=rows)
             for rows in (pending, fresh, old)
         )
-        off, apart = (
-            norm((1, x), (-1, fresh_gradient)) for x in (program_gradient, stale_gradient)
-        )
+        off, apart = (norm((1, x), (-1, exact)) for x in (actual, stale))
         cells = 2.0**-18 * r * math.sqrt(sum(probe.sizes))
         if not 64 * cells < apart < math.inf:
             why = "gradients of the generated rows hardly depend on the tables"

@@ -68,13 +68,7 @@ Found = Counter[str | Sum]
 
 _PUBLIC = Flow()
 _NEXT, _LAST = "the step after", "the step with which a loop ends"
-_ARGUMENTS = {
-    "key": KEY,
-    "step": STEP,
-    "stddev": STDDEV,
-    "divisor": "b",
-    "clip": "C",
-}
+_ARGUMENTS = {"key": KEY, "step": STEP, "stddev": STDDEV, "divisor": "b", "clip": "C"}
 """Unchanged argument of the program that each part of a mark must be."""
 
 _CALLS = (
