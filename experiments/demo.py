@@ -83,8 +83,8 @@ def run(demo: Demo) -> int:
             records.append(
                 dpsgd.run(task, spec, out / name, name="clicks", progress=console.progress)
             )
-        header, rows, caption = report.comparison(records, METRICS)
-        console.table(header, rows)
+        header, table_rows, caption = report.comparison(records, METRICS)
+        console.table(header, table_rows)
         console.line(caption)
         console.line(choice(records))
         for note in dict.fromkeys(note for record in records for note in record["notes"]):

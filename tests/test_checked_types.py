@@ -45,7 +45,7 @@ MECHANISM = Mechanism(SAMPLER, 1.0, 1.0)
         (dpsgd, (loss, 0.1), "optimizer must be one of optax, such as .*, got 0.1"),
         (train, (MECHANISM, ALGORITHM), "got a Mechanism in place of the Algorithm"),
         (train, (ALGORITHM, SAMPLER), "got a Poisson in place of the Mechanism"),
-        (Run.create.__func__, (Run, None, SAMPLER, "out"), "and then its RunSpec, got a Poisson"),
+        (Run.create.__func__, (Run, None, SAMPLER, "out"), "spec must be a RunSpec, got a Poisson"),
     ],
 )
 def test_mistakes_of_newcomers_are_named_by_the_library_itself(call, arguments, named):

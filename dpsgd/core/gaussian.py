@@ -128,10 +128,10 @@ def add_gaussian_noise(
     inputs = {"key": noise_key, "step": key.step, "stddev": stddev, "divisor": divisor}
     spacing, cells = _grid_of(stddev, spread)
     # Unknown to the compiler, which would multiply by the inverse of a constant: other bits.
-    divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
+    opaque_divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
     totals = [jnp.asarray(total) for total in leaves]
     noises = [None] * len(leaves) if noise is None else jax.tree.leaves(noise)
-    noising = _Noising(key, spacing, cells, divisor, noises)
+    noising = _Noising(key, spacing, cells, opaque_divisor, noises)
     outputs = lax.platform_dependent(totals, cpu=noising.in_place, default=noising.fused)
     outputs = [
         mark_value(output, "release", total=total, noise=z, **inputs)

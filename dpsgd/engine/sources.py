@@ -150,7 +150,7 @@ class _Reader:
         if length != self.length:
             raise SourceError(f"data has {length} rows, {self.length} before {place}")
         leaves, structure = jax.tree.flatten(rows)
-        if structure != self.structure:
+        if structure != self.structure:  # type: ignore[operator]
             raise SourceError(f"{place} returned {structure}, {self.structure} before")
         leaves = [np.asarray(leaf) for leaf in leaves]
         for leaf, (shape, dtype) in zip(leaves, self.shapes, strict=True):

@@ -108,7 +108,7 @@ REFUSED = [
         {"--bands auto"},
         SEPARATED - FIXED,
         starting("--optimizer sgd"),
-        "bands=auto needs target_epsilon",
+        "bands=auto needs target-epsilon",
     ),
     (OF_TREES, set(KINDS) - {"ratings"}, "the sampler"),
     (OF_TREES, {"--calibration KIND"}, "calibration"),

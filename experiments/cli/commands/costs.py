@@ -84,12 +84,12 @@ def compare(question: Compare) -> None:
     with Console() as console:
         profiles = {name: sampler.privacy for name, sampler in samplers.items()}
         if equal_privacy:
-            xs, bounds = question.target_epsilon, comparison.noise_multipliers
             measure, corner = "smallest noise multiplier", "epsilon"
+            arguments = question.target_epsilon, delta, console.progress
+            points = comparison.curves(profiles, *arguments, comparison.noise_multipliers)
         else:
-            xs, bounds = question.noise_multiplier, comparison.epsilons
             measure, corner = "epsilon", "sigma"
-        points = comparison.curves(profiles, xs, delta, console.progress, bounds)
+            points = comparison.curves(profiles, question.noise_multiplier, delta, console.progress)
         terms = f"at delta {format_delta(delta)} ({comparison.TERMS})"
         console.line(f"{measure} [lower, upper] {terms}")
         console.table(*pivot(points.to_dicts(), corner=corner))

@@ -322,7 +322,7 @@ def test_exception_that_ends_a_run_states_its_cost(error):
     with pytest.raises(error) as raised:
         trained(on_block=look)
     (note,) = raised.value.__notes__
-    assert note.startswith("training was cut short: epsilon <= ")
+    assert note.startswith("training ended early: epsilon <= ")
     assert "stopped after 8 of 30 steps" in note
 
 

@@ -513,7 +513,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, damaged):
     else:
         newest.unlink()
     before = (ours / "ledger.jsonl").read_bytes()
-    with pytest.raises(LedgerError, match=r"not the one that the .*checkpoint"):
+    with pytest.raises(LedgerError, match=r"lacks the last line that the .*checkpoint"):
         resume(ours)
     assert (ours / "ledger.jsonl").read_bytes() == before
     shutil.rmtree(ours / "checkpoints")  # its own beginning is still there
@@ -599,7 +599,7 @@ def test_only_a_stop_file_holds_a_secret(finished, tmp_path, monkeypatch):
     assert exported == {**stated, "audit": contents(finished, "report.json")["audit"]}
     for word in (b"root", b"step", b"fingerprint", b"opt_state", b"digest", b"ledger"):
         assert word not in (out / "model.json").read_bytes() + (out / "params.npz").read_bytes()
-    with pytest.raises(FileNotFoundError, match="resumes it"):
+    with pytest.raises(FileNotFoundError, match="finish it by `dpsgd resume"):
         export(stopped, tmp_path / "other")
 
 

@@ -69,7 +69,7 @@ def test_undeclared_steps_are_taken_by_no_process(path):
 
     found = shared(work, path, count=3)
     assert all(isinstance(error, LedgerError) for error in found)
-    assert "process 0 has not declared range(0, 8)" in str(found[1])
+    assert "process 0 takes range(0, 8) without having declared them" in str(found[1])
 
 
 @pytest.mark.parametrize("other", ["another", "a copy", "none"])

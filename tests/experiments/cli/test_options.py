@@ -259,7 +259,7 @@ REFUSED = {
         "sampler:deterministic --num-examples 2000":
             "on 2,000 training rows, at epsilon 1, its noise would cost more than it mends",
         "sampler:user-poisson --num-examples 88000 --max-contributions 3":
-            "other units are protected (here one user)",
+            "the protected units have several (here one user)",
     },
     "epsilon sampler:multistage {} --steps 9 --num-examples 100 --noise-multiplier 2": {
         "--draws 1 11 --sizes 10 10": "has 10 children, fewer than",
