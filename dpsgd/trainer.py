@@ -112,17 +112,19 @@ def train(
       block_steps: Number of steps per dispatch.
       data_on: Location of the data, see `train_blocks`.
       placement: Devices that compute, such as `Placement.default()`, all; by default one.
-      on_block: Function of the number of steps done and a copy of the parameters, called after each
-        block of at most `block_steps` steps (fewer if rows stream from the host, or batches take
-        several passes). The run stops if it returns True. The guarantee covers these parameters and
-        functions of them and of public rows, not of private rows. A stopped run has the cost of
-        the whole run, see `cost`, which also states the cost so far. An exception is passed on,
-        with a note of the run's cost.
+      on_block: Function of the number of steps done and a copy of the parameters, or of the module
+        if `params` is one, called after each block of at most `block_steps` steps (fewer if rows
+        stream from the host, or batches take several passes). The run stops if it returns True.
+        The guarantee covers these parameters and functions of them and of public rows, not of
+        private rows. A stopped run has the cost of the whole run, see `cost`, which also states the
+        cost so far. An exception is passed on, with a note of the run's cost.
       log: Path of a CSV file, or a writer, of steps, epsilon so far and throughput, at most twice a
         minute and after the last step, see `dpsgd.MetricWriter`. It reads no rows.
 
     Raises:
-      TypeError: If the algorithm or the mechanism has another type.
+      TypeError: If the algorithm or the mechanism has another type, or `log` is neither a path nor
+        a writer.
+      FileExistsError: If the file `log` exists.
       ValueError: If the data do not have the sampler's units, the cost is not proved, the audit
         fails, the loss could see other examples, only one of refinement and full sums is given, and
         as from `train_blocks`.
@@ -166,7 +168,8 @@ def train(
     job.programs()
     note = f"audit before training: {job.audit()}"
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
-    journal = _Callback(job, on_block, view, writer, proved=guarantee.epsilon is not None)
+    epsilon = guarantee.epsilon and guarantee.epsilon.upper
+    journal = _Callback(job, on_block, view, writer, epsilon)
     if insecure_seed is not None and private:
         warnings.warn(guarantee.sentence(), stacklevel=2)
     if paths := not_finite(columns):
@@ -184,11 +187,12 @@ def train(
         error.add_note(f"training ended early: {stopped.sentence()}")
         raise
     steps_done = int(last_state.step)
-    journal.end()
-    return Trained(
+    result = Trained(
         store(last_state.params),
         guarantee if steps_done == num_steps else guarantee.stopped(steps_done, num_steps),
     )
+    journal.end()
+    return result
 
 
 class _Callback(Journal):
@@ -200,43 +204,51 @@ class _Callback(Journal):
         on_block: Callable[[int, PyTree], bool | None] | None,
         view: Callable[[PyTree], Any],
         writer: MetricWriter | None,
-        *,
-        proved: bool,
+        epsilon: float | None,
     ) -> None:
-        self._job, self._on_block, self._view, self._proved = job, on_block, view, proved
+        self._job, self._on_block, self._view, self._whole_epsilon = job, on_block, view, epsilon
         self._log = None if writer is None else TrainingLog([writer])
         self.flush_every = None if on_block is None else job.layout.block_steps
         self.done, self._started = 0, time.perf_counter()
 
     def keep(self, block: Block) -> bool:
         self.done = block.steps.stop
-        self._write(TrainingLog.offer, self._epsilon)
+        self._write(TrainingLog.offer)
         if self._on_block is None:
             return False
         return bool(self._on_block(self.done, self._view(copy_buffers(block.state.params))))
 
     def end(self) -> None:
-        """Writes the last row of the log."""
-        self._write(TrainingLog.write, None if self._log is None else self._epsilon())
+        """Writes the last row of the log; an interrupt skips it, as the model is trained."""
+        try:
+            self._write(_write_now)
+        except KeyboardInterrupt:
+            warnings.warn(f"log lacks step {self.done}: interrupted", stacklevel=3)
 
-    def _write(self, write: Callable[..., None], epsilon: Any) -> None:
-        """Writes a row by a method of `TrainingLog`; warns of errors of the writer."""
+    def _write(self, write: Callable[..., None]) -> None:
+        """Writes a row by a function of a `TrainingLog`; warns of errors."""
         if self._log is None:
             return
         examples = self.done * self._job.mechanism.sampler.expected_batch_size
         rate = examples / max(1e-9, time.perf_counter() - self._started)
         try:
-            write(self._log, self.done, epsilon, rate)
-        except Exception as error:  # of a writer: no result depends on the log
+            write(self._log, self.done, self._epsilon, rate)
+        except Exception as error:  # of a writer or of accounting: no result depends on the log
             warnings.warn(f"log stops at step {self.done}: {error}", stacklevel=4)
             self._log = None
 
     def _epsilon(self) -> float | None:
         job = self._job
-        if not self._proved:
-            return None
+        if self._whole_epsilon is None or self.done == job.mechanism.num_steps:
+            return self._whole_epsilon
         steps = cost([Segment(job.mechanism, range(self.done), unit=job.unit)], job.delta)
         return None if steps.epsilon is None else steps.epsilon.upper
+
+
+def _write_now(
+    log: TrainingLog, step: int, epsilon: Callable[[], float | None], rate: float
+) -> None:
+    log.write(step, epsilon(), rate)
 
 
 def _bind(algorithm: Algorithm, params: PyTree) -> tuple[Algorithm, PyTree, Any, Any]:

@@ -450,6 +450,23 @@ def test_a_writer_that_fails_costs_no_model():
     assert result.params.shape == (D,)
 
 
+@pytest.mark.parametrize("problem", [ValueError("no bound"), KeyboardInterrupt()], ids=repr)
+def test_a_failed_last_accounting_costs_no_model(problem, tmp_path, monkeypatch):
+    def failing(*args):
+        raise problem
+
+    monkeypatch.setattr("dpsgd.trainer.cost", failing)
+    whole = trained(log=tmp_path / "whole.csv", audit=False)
+    last = (tmp_path / "whole.csv").read_text().splitlines()[-1]
+    assert float(last.split(",")[1]) == whole.guarantee.epsilon.upper
+    with pytest.warns(UserWarning, match="step 4: (no bound|interrupted)"):
+        stopped = trained(
+            log=tmp_path / "part.csv", audit=False, on_block=lambda step, params: True
+        )
+    assert stopped.params.shape == (D,)
+    assert "stopped after 4 of 10" in stopped.guarantee.scope
+
+
 def begun(wrong, *, blocks):
     """Begins a run with a mistaken argument, without the tests' checks of annotations."""
     algorithm = dpsgd(wrong.get("loss", loss_fn), optax.sgd(0.1))
