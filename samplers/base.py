@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -51,6 +52,18 @@ class BatchSampler(abc.ABC):
         hold for any steps: the distance of the steps that the example is drawn into is not enough.
         """
         return 1
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuses a method by its former name, which would be bypassed.
+
+        Raises:
+          TypeError: If the class has a method `of`, which is `with_population` now.
+        """
+        super().__init_subclass__(**arguments)
+        if inspect.isfunction(inspect.getattr_static(cls, "of", None)):
+            raise TypeError(
+                f"{cls.__qualname__}.of was renamed in 0.3.0: call the method with_population"
+            )
 
     if TYPE_CHECKING:  # fields of the one sampler, properties of the other
 

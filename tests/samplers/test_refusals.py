@@ -25,6 +25,11 @@ DEEP = UnitTree.from_columns({"partner": [7, 7, 7, 9], "product": ["x", "x", "y"
 DELTAS = 0.0, 0.1, math.nan
 CAPPED = cap_contributions([1, 2], 1)
 
+
+def refuses_foreign_data(sampler, population):
+    """A method of a sampler, which would be bypassed by its former name."""
+
+
 REFUSED = [
     (lambda: Deterministic(10, 2, num_shards=11), "num_shards must be at most 10, got 11"),
     (lambda: Poisson(10, 2, num_shards=2, overflow="accumulate"), "needs num_shards=1, got 2"),
@@ -85,3 +90,12 @@ def test_settings_that_cannot_be_are_refused_in_one_line(make, message):
     with pytest.raises(ValueError, match=message) as refusal:
         make()
     assert "\n" not in str(refusal.value)
+
+
+def test_a_sampler_with_the_former_name_of_a_check_is_refused():
+    with pytest.raises(
+        TypeError, match=r"^Own\.of was renamed in 0\.3\.0: call .* with_population$"
+    ):
+        type("Own", (Poisson,), {"of": refuses_foreign_data})
+    type("Own", (Poisson,), {"with_population": refuses_foreign_data})
+    type("Own", (Poisson,), {"of": classmethod(refuses_foreign_data)})  # a constructor, say
