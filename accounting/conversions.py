@@ -5,6 +5,7 @@ Proof and sources: docs/explanation/privacy-loss-distributions.md.
 
 from __future__ import annotations
 
+import functools
 import math
 from importlib.metadata import version
 from typing import Any
@@ -133,7 +134,14 @@ def compare_with_peer(profile: PrivacyProfile, delta: float) -> str:
     if peer < ours.lower - _PEER_TOLERANCE:
         relation = "below our proved lower end, so that one of both is wrong: please report it"
     elif peer > ours.upper + _PEER_TOLERANCE:
-        relation = "above our upper end: its grid of losses rounds up"
+        optimistic = float(_optimistic(event, interval).get_epsilon_for_delta(delta))
+        if optimistic > ours.upper:
+            relation = (
+                f"its optimistic {optimistic:.4g} contradicts our upper end: please report it"
+            )
+        else:
+            excess = peer - ours.upper
+            relation = f"above our upper end by {excess:.2g}; its estimate is pessimistic"
     else:
         relation = "equal up to the grid of its losses"
     if isinstance(profile, TruncatedProfile):
@@ -142,6 +150,30 @@ def compare_with_peer(profile: PrivacyProfile, delta: float) -> str:
         f"dp_accounting {version('dp-accounting')} (PLD accountant, add-or-remove adjacency): "
         f"epsilon {peer:.4g}, ours {ours}: {relation}"
     )
+
+
+def _optimistic(event: Any, interval: float) -> Any:
+    """Returns dp_accounting's distribution of an event, with losses rounded down."""
+    from dp_accounting import dp_event
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    down: dict[str, Any] = {"pessimistic_estimate": False, "use_connect_dots": False}
+    down["value_discretization_interval"] = interval
+    match event:
+        case dp_event.ComposedDpEvent():
+            parts = [_optimistic(part, interval) for part in event.events]
+            return functools.reduce(lambda joined, part: joined.compose(part), parts)
+        case dp_event.SelfComposedDpEvent():
+            return _optimistic(event.event, interval).self_compose(event.count)
+        case dp_event.GaussianDpEvent():
+            return pld.from_gaussian_mechanism(event.noise_multiplier, **down)
+        case dp_event.PoissonSampledDpEvent():
+            sigma, prob = event.event.noise_multiplier, event.sampling_probability
+            return pld.from_gaussian_mechanism(sigma, sampling_prob=prob, **down)
+        case dp_event.MixtureOfGaussiansDpEvent():
+            mixture = event.standard_deviation, event.sensitivities, event.sampling_probs
+            return pld.from_mixture_gaussian_mechanism(*mixture, **down)
+    raise ValueError(f"to_dp_event makes no {type(event).__name__}")
 
 
 def _upper_values(profile: PrivacyProfile, interval: float, tail: float) -> Array:

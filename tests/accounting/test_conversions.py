@@ -1,12 +1,14 @@
 """A profile says the same in every language, and what is an upper bound stays one."""
 
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting.conversions import (
+    _optimistic,
     compare_with_peer,
     to_dp_event,
     to_privacy_loss_distribution,
@@ -75,15 +77,30 @@ def test_dp_accounting_confirms_the_epsilon_of_its_event(profile):
 
 
 class Cheap(PoissonProfile):
-    """A profile that states half of its cost."""
+    """A profile that states a share of its cost."""
+
+    share = 0.5
 
     def epsilon(self, delta, *rest, **how):
         bound = super().epsilon(delta, *rest, **how)
-        return Bound(bound.lower / 2, bound.upper / 2)
+        return Bound(self.share * bound.lower, self.share * bound.upper)
 
 
 def test_dp_accounting_contradicts_half_the_cost():
-    assert "above our upper end" in compare_with_peer(Cheap(1.0, 0.1, 20), 1e-5)
+    sentence = compare_with_peer(Cheap(1.0, 0.1, 20), 1e-5)
+    assert "contradicts our upper end: please report it" in sentence
+
+
+def test_peer_within_its_grid_above_our_end_is_pessimistic(monkeypatch):
+    monkeypatch.setattr(Cheap, "share", 0.999)
+    sentence = compare_with_peer(Cheap(1.0, 0.1, 20), 1e-5)
+    assert re.search("above our upper end by [0-9.]+; its estimate is pessimistic", sentence)
+
+
+@pytest.mark.parametrize("profile", EVENTS, ids=repr)
+def test_optimistic_peer_is_just_below_the_epsilon(profile):
+    ours, optimistic = profile.epsilon(1e-5), _optimistic(to_dp_event(profile), 1e-4)
+    assert ours.upper - 0.02 < optimistic.get_epsilon_for_delta(1e-5) < ours.upper
 
 
 def test_a_mechanism_without_an_event_is_refused():
