@@ -278,7 +278,7 @@ class History:
         else:
             terms = Terms.from_record(body)
             if first:
-                raise ValueError("the first attempt must begin at step 0, not {first:,}")
+                raise ValueError(f"the first attempt must begin at step 0, not {first:,}")
             if not (checked(body["nonce"], str, "nonce") or terms.plan.reproducible_noise):
                 raise ValueError("it lacks a nonce, which tells runs apart")
             if self.selection is not None:
