@@ -33,7 +33,7 @@ def calibrate(
 ) -> float:
     """Returns the smallest noise multiplier that meets (`epsilon`, `delta`).
 
-    It is the smallest whose certified upper bound does.
+    It is the smallest whose certified upper bound does, up to `relative_tolerance`.
 
     More noise is a post-processing of less, so that the true epsilon falls in the noise multiplier.
     The result was itself seen to meet the guarantee: `privacy(result).epsilon(delta).upper <=

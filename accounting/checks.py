@@ -14,7 +14,7 @@ LARGEST_DELTA = 0.1
 
 
 def check_guarantee_delta(delta: float, name: str = "delta") -> float:
-    """Returns `delta`; raises ValueError unless it is in (0, 0.1).
+    """Returns `delta`; raises ValueError unless it is in [1e-300, 0.1).
 
     A profile's curve is no guarantee at a large delta: at 0.9 most mechanisms have epsilon 0.
 
@@ -31,7 +31,7 @@ def check_guarantee_delta(delta: float, name: str = "delta") -> float:
 
 
 def check_delta(delta: float, name: str = "delta") -> float:
-    """Returns `delta`; raises ValueError unless it is in (0, 1)."""
+    """Returns `delta`; raises ValueError unless it is in [1e-300, 1)."""
     if not 0.0 < delta < 1.0:
         raise ValueError(f"{name} must be in (0, 1), got {delta}")
     if delta < _SMALLEST_DELTA:

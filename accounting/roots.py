@@ -126,10 +126,11 @@ def point_near_root(
     either: bool = False,
     farthest: float = 1e12,
 ) -> tuple[float, float]:
-    """Returns ends of the root, the upper one near it.
+    """Returns ends of the root, one of them near it.
 
     As `falling_root`, but the search ends at the first point that is near the root by the slope:
-    the lower end is not near it then. Each end has the sign that `falling_root` proves.
+    the upper end, or with `either` possibly the lower one. The other end need not be near; each has
+    the sign that `falling_root` proves.
 
     Args:
       excess: As for `falling_root`.

@@ -112,7 +112,7 @@ class BatchSource:
         sampler = self.sampler
         draw_epoch = sampler.drawn_epoch(epoch)
         if self._plan is None or self._plan[0] != draw_epoch:
-            self._plan = None  # the old plan's memory is free while the new one is draw_epoch
+            self._plan = None  # the old plan's memory is free while the new one is drawn
             if self._next is not None and self._next[0] == draw_epoch:
                 self._plan = draw_epoch, self._next[1].result()
             else:

@@ -47,7 +47,7 @@ class Noise(abc.ABC):
 
     @property
     def bands(self) -> int:
-        """Largest number of entries in a column of M."""
+        """Largest number of entries of a column of M from the diagonal to its last nonzero one."""
         return 1
 
     @property
