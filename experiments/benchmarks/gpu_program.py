@@ -196,7 +196,11 @@ def block_for_h100(model: Model, batch_size: int, tables: str) -> tuple[Any, str
     )
     lowered = jax.jit(block_function(algorithm, sampler), donate_argnums=0).lower(*arguments)
     with tempfile.TemporaryDirectory() as folder:
-        options = {"xla_gpu_autotune_level": 0, "xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        options: dict[str, Any] = {
+            "xla_gpu_autotune_level": 0,
+            "xla_dump_to": folder,
+            "xla_dump_hlo_as_text": True,
+        }
         compiled = lowered.compile(options)
         dumps = list(Path(folder).glob("*.thunk_sequence_after_thunk_passes.txt"))
         if not dumps:
