@@ -168,7 +168,7 @@ def train(
     job.programs()
     note = f"audit before training: {job.audit()}"
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
-    epsilon = guarantee.epsilon and guarantee.epsilon.upper
+    epsilon = None if guarantee.epsilon is None else guarantee.epsilon.upper
     journal = _Callback(job, on_block, view, writer, epsilon)
     if insecure_seed is not None and private:
         warnings.warn(guarantee.sentence(), stacklevel=2)
