@@ -301,8 +301,9 @@ class _Steps:
     def _above_clip(self, look: _Look, release: Release) -> str:
         """Checks that one example adds at most C, however coarse its gradient is."""
         mechanism, norm = look.mechanism, self._denoised(look, release)[1]
-        slack = 1e-3 + 2 * self._cast.max(initial=0.0)
-        slack += 2 * mechanism.noise_multiplier * self._expected.allowed * self._leaf.size**0.5
+        cast, deviations = self._cast.max(initial=0.0), 8 * mechanism.noise_multiplier
+        slack = 1e-3 + 2 * cast
+        slack += deviations * (self._expected.allowed + cast) * self._leaf.size**0.5
         clip = mechanism.l2_clip_norm
         return f"one example adds {norm / clip:.4g} C" if norm > clip * (1 + slack) else ""
 
