@@ -60,9 +60,9 @@ class Multistage(EpisodeSampler):
 
     Attributes:
       clipped_level: Level c of the units whose gradients are clipped: 0 is the whole episode.
-        Default: L, the examples.
-      protected_level: Level of the protected units, at least c and at least 1. Default: L, the
-        examples.
+        Default: the level of the examples.
+      protected_level: Level of the protected units, at least c and at least 1. Default: the
+        level of the examples.
     """
 
     clipped_level: int | None = field(default=None, kw_only=True)

@@ -173,7 +173,7 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
         Default: truncation costs at most 1 % of delta.
       target_delta: Delta for which the default max_batch_size is chosen. Default: `default_delta`.
       overflow: Treatment of batches above max_batch_size. truncate: drop examples at random and pay
-        in delta; accumulate: take several passes for one update, which drops and costs nothing.
+        in delta; accumulate: take several passes for one update, without drops or cost.
       cycle_length: Period c of cyclic sampling, in steps: example i takes part only in steps t = i
         (mod c). Noise may be correlated over c steps.
     """

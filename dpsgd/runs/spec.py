@@ -169,8 +169,8 @@ class _StepSizes(Record):
     Attributes:
       learning_rate: Peak learning rate. Default: chosen by the task, else 3e-3 for Adam and 1 -
         momentum for SGD.
-      schedule: Learning rate schedule. Default: cosine (to zero at the last step); constant where
-        the task's rule averages parameters.
+      schedule: Learning rate schedule. Default: cosine (to zero at the last step); constant if
+        the task averages parameters by default.
     """
 
     learning_rate: Rate = None

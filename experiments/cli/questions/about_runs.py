@@ -270,7 +270,7 @@ class OfSizes(AboutRun):
       max_contributions: Largest number of examples of one user, for user-poisson.
       num_users: Number of users, for the default delta of user-poisson.
       sizes: Children per unit on each level, for samplers of units within units. If sizes differ,
-        give the smallest: those on the path of the example that is drawn most often.
+        give those on the path to the example that is drawn most often.
       units: Name of the units on each level, for the guarantee's sentence.
       largest_unit: Examples of the largest unit. Default: all units are equally large.
     """

@@ -19,8 +19,8 @@ class Epsilon(OfSizes):
     """Print the certified epsilon of a run, as [lower, upper].
 
     Attributes:
-      mean_trials: Also price private random search: the best of a random number of such runs is
-        released, and this is the mean of that number.
+      mean_trials: Mean number of runs of a private random search, which releases the best of a
+        random number of such runs. Also prints the cost of the search.
       trials_shape: Shape of the distribution of the number of trials: 0 is logarithmic (cheapest),
         1 geometric.
       peer: Also print the epsilon that this library computes for the same sampler and noise.
@@ -55,7 +55,7 @@ class Calibrate(OfSizes):
 class Compare(Drawn):
     """Print and draw the certified epsilon of every sampler over the noise multiplier.
 
-    With --target-epsilon, at equal privacy: the noise multiplier that each sampler needs.
+    With --target-epsilon, print the noise multiplier that each sampler needs.
 
     Attributes:
       num_examples: Number of training examples (public).
@@ -64,8 +64,8 @@ class Compare(Drawn):
       target_delta: Delta of the guarantee. Default: min(1e-5, n^-1.1) for n examples, rounded down
         to one digit.
       noise_multiplier: Noise multipliers to evaluate.
-      target_epsilon: Epsilons to reach, in place of noise multipliers. The upper end certifies the
-        epsilon; at the lower end and with less noise, the sampler is proved to miss it.
+      target_epsilon: Epsilons to reach, in place of noise multipliers. Each result is an
+        interval: its upper end is proved to suffice, and its lower end is proved to be too little.
       sampler: Samplers to compare, your own as module:Class.
     """
 

@@ -17,7 +17,7 @@ from experiments.cli.questions.directories import Devices, LogTo
 class Train(OfTask):
     """Train a task with differential privacy and write a run directory.
 
-    With a sampler or a task, --help lists their options alone.
+    After sampler:NAME or --task NAME, --help lists only the options that apply to it.
 
     Batch size, epochs, clipping norm and learning rate that you omit are chosen before the run from
     the number of rows and the guarantee, and recorded; the rule was found on public data. Choosing

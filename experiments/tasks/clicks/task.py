@@ -204,7 +204,8 @@ class Clicks(ClickModels):
       embedding_dim: Embedding length, in place of the preset's.
       max_buckets: Hash buckets per feature, a power of two, in place of the preset's.
       hidden: Units of each hidden layer, in place of the preset's.
-      bins: Pieces of the curve of a number with public bounds, in place of the preset's.
+      bins: Pieces of the piecewise-linear curve of a number with public bounds, in place of the
+        preset's.
       huber: Residual (in the label's units) above which the loss of a numerical label grows
         linearly (Huber), so that outliers move the model less. Default: squared error.
     """
