@@ -38,6 +38,9 @@ _BELOW_ONE = 1.0 - 1e-9
 _SMALL_DELTA = math.log(1e6)
 """Logs of a share of delta and of a probability that hurt a lower end alike differ by this."""
 _NOTE = "the cost of cut batches is bounded, not exact: raise the maximum batch size"
+_NO_DELTA_LEFT = (
+    "the chance that a batch exceeds max_batch_size uses up delta: raise it or add noise"
+)
 
 
 class Flagged(NamedTuple):
@@ -183,7 +186,8 @@ class TruncatedProfile(Profile):
         else:
             bound = self._delta(question)
         wide = not question.upper_only and bound.width > question.width(bound) and not bound.note
-        return dataclasses.replace(bound, note=_NOTE) if wide else bound
+        note = _NO_DELTA_LEFT if math.isinf(bound.upper) else _NOTE
+        return dataclasses.replace(bound, note=note) if wide else bound
 
     def _delta(self, question: Question) -> Bound:
         inner = question.ask(self.profile)
