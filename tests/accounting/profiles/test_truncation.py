@@ -230,7 +230,7 @@ def test_default_cap_leaves_intervals_as_narrow_as_asked(count, sigma, epsilon):
 def test_cap_that_always_cuts_gives_infinity_and_says_why():
     bound = KINDS["bins"](B).epsilon(DELTA)
     assert bound.upper == math.inf
-    assert "raise the maximum batch size" in bound.note
+    assert "exceeds max_batch_size uses up delta: raise it" in bound.note
 
 
 @pytest.mark.parametrize("kind", KINDS)
