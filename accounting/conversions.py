@@ -161,8 +161,8 @@ def _optimistic(event: Any, interval: float) -> Any:
     down["value_discretization_interval"] = interval
     match event:
         case dp_event.ComposedDpEvent():
-            parts = [_optimistic(part, interval) for part in event.events]
-            return functools.reduce(lambda joined, part: joined.compose(part), parts)
+            losses = [_optimistic(step, interval) for step in event.events]
+            return functools.reduce(lambda total, loss: total.compose(loss), losses)
         case dp_event.SelfComposedDpEvent():
             return _optimistic(event.event, interval).self_compose(event.count)
         case dp_event.GaussianDpEvent():

@@ -149,7 +149,7 @@ def test_audit_catches_units_whose_rows_are_clipped_alone():
     report = audit(lambda algorithm: algorithm)
     assert report.passed, report.lines()
     assert not audit(row_by_row).passed
-    with pytest.raises(ValueError, match="not units"):
+    with pytest.raises(ValueError, match="clips units of examples"):
         black_box_audit(mechanism, Bound(0.0, 1.0), delta=1e-3, trials=100)
 
 
