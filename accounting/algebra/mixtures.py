@@ -87,7 +87,7 @@ class Mixture(NamedTuple):
 def ratio_deviation(p: Mixture, q: Mixture) -> float:
     """Returns about the deviation of X = dP/dQ under Q.
 
-    |X - 1| is cut off at 1.
+    `|X - 1|` is cut off at 1.
 
     Args:
       p: P.

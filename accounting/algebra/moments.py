@@ -57,7 +57,7 @@ class Releases:
     def log_ratio(self, u: Real, height: float) -> Complex:
         """Returns log X at u + i `height`: complex128[nodes].
 
-        Relative errors of |X - 1| and log X are some 40 roundings, and the part of Y's own error.
+        Relative errors of `|X - 1|` and log X are some 40 roundings, and the part of Y's own error.
 
         Args:
           u: Real parts of the nodes: float64[nodes].

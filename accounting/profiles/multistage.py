@@ -133,7 +133,7 @@ class MultistageProfile(RepeatedProfile):
     def deviation(self) -> float:
         """Returns about the deviation of one release's ratio.
 
-        The deviation is under Q, with |X - 1| cut off at 1.
+        The deviation is under Q, with `|X - 1|` cut off at 1.
         """
         return ratio_deviation(*self._pair("with").laws())
 

@@ -98,7 +98,7 @@ class UserPoissonProfile(RepeatedProfile):
     def deviation(self) -> float:
         """Returns about the deviation of one release's ratio.
 
-        |X - 1| is cut off at 1.
+        `|X - 1|` is cut off at 1.
         """
         try:
             mixture, _ = self._mixture(1e-12, zeroed=False)
