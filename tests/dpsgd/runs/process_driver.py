@@ -225,7 +225,7 @@ def test_stands_still(folder):
         run.await_steps(8)
         os.kill(run.trainer(index), signal.SIGSTOP)
         check_ended(run)
-        assert "was stopped" in run.outputs()[index]
+        assert "was suspended" in run.outputs()[index]
         same = outcome(go_on(run.out, 2)) == whole
         assert same
     run = Run(folder / "hung", 2, watchdog=3.0, of={1: {"before": hanging}})
