@@ -114,10 +114,10 @@ AT_LEAST = ("args", "doctests", "documented")
 """Columns that may only rise; all others may only fall."""
 LEVELS = {
     # riddles, openers, vague, bare, first, long_tests, args, doctests, documented
-    "accounting": Language(0.3, 0, 0.7, 0.3, 9, 0, 60, 12, 91),
-    "samplers": Language(0.4, 0, 0, 0, 9, 0, 60, 12, 100),
-    "dpsgd": Language(0.3, 0, 0.3, 0.2, 9, 0, 60, 12, 95),
-    "experiments": Language(0.5, 0, 0.2, 0, 9, 0, 60, 12, 94),
+    "accounting": Language(0.3, 0, 0.7, 0.3, 9, 0, 68, 12, 91),
+    "samplers": Language(0.4, 0, 0, 0, 9, 0, 69, 15, 100),
+    "dpsgd": Language(0.3, 0, 0.3, 0.2, 9, 0, 70, 12, 95),
+    "experiments": Language(0.5, 0, 0.2, 0, 9, 0, 69, 14, 94),
 }
 """Levels reached: tighten them as the language improves, never loosen them.
 

@@ -13,6 +13,7 @@ functions test one component with more draws, and noise in leaves of every kind.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -278,7 +279,8 @@ def check_loop(
     if not same:
         return _required([*checks, CheckResult(name, False, "the state has another structure")])
     leaves = zip(*map(jax.tree.leaves, (initial, expected, reached)), strict=True)
-    error = max(_relative_error(*map(np.asarray, triple)) for triple in leaves)
+    errors = [_relative_error(*map(np.asarray, triple)) for triple in leaves]
+    error = float(np.max(errors, initial=0.0))  # NaN stays NaN, and fails
     detail = f"largest difference {error:.1e} times the change of an array"
     return _required([*checks, CheckResult(name, error <= _LOOP_ERROR, detail)])
 
@@ -292,7 +294,14 @@ def _enlarged(column: np.ndarray) -> np.ndarray:
 
 
 def _relative_error(initial: np.ndarray, expected: np.ndarray, reached: np.ndarray) -> float:
-    """Returns the largest difference of an array from the expected one, in units of its change."""
+    """Returns the largest difference of an array from the expected one, in units of its change.
+
+    It is infinite for another shape, and for integers that are not equal.
+    """
+    if reached.shape != expected.shape:
+        return math.inf
+    if not jnp.issubdtype(expected.dtype, jnp.inexact):
+        return 0.0 if np.array_equal(expected, reached) else math.inf
     change = np.abs(expected.astype(float) - initial).max(initial=0.0)
     difference = np.abs(expected.astype(float) - reached).max(initial=0.0)
     return float(difference / change) if difference else 0.0

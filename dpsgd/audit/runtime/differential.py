@@ -300,12 +300,12 @@ class _Steps:
 
     def _above_clip(self, look: _Look, release: Release) -> str:
         """Checks that one example adds at most C, however coarse its gradient is."""
-        mechanism, norm = look.mechanism, self._denoised(look, release)[1]
+        mechanism, length = look.mechanism, self._denoised(look, release)[1]
         cast, deviations = self._cast.max(initial=0.0), 8 * mechanism.noise_multiplier
         slack = 1e-3 + 2 * cast
         slack += deviations * (self._expected.allowed + cast) * self._leaf.size**0.5
         clip = mechanism.l2_clip_norm
-        return f"one example adds {norm / clip:.4g} C" if norm > clip * (1 + slack) else ""
+        return f"one example adds {length / clip:.4g} C" if length > clip * (1 + slack) else ""
 
     def _wrong_noise(self, look: _Look, release: Release) -> str:
         """Compares more coordinates of a release whose sum vanishes in the noise."""

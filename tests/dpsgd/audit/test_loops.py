@@ -8,7 +8,8 @@ import pytest
 
 from dpsgd import Mechanism, dpsgd
 from dpsgd.audit.conformance import check_loop
-from samplers import BatchSource, Poisson
+from dpsgd.engine.loop import train_blocks
+from samplers import BatchSource, Deterministic, Poisson
 
 ROWS = {"x": np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)}
 MECHANISM = Mechanism(Poisson(128, 16, overflow="accumulate"), 1.0, 1.0)
@@ -51,6 +52,14 @@ def test_a_loop_of_sampler_sum_and_update_passes():
     assert check_loop(loop(), ALGORITHM, MECHANISM, jnp.zeros(3), ROWS).passed
 
 
+@pytest.fixture
+def unaudited(monkeypatch):
+    """Leaves the audit of the program out, which other tests hold."""
+    monkeypatch.setattr(
+        "dpsgd.audit.conformance.audit_program", lambda *of: type("Report", (), {"checks": ()})
+    )
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -63,9 +72,31 @@ def test_a_loop_of_sampler_sum_and_update_passes():
         "noise twice",
     ],
 )
-def test_a_faulty_loop_is_refused(fault, monkeypatch):
-    monkeypatch.setattr(
-        "dpsgd.audit.conformance.audit_program", lambda *of: type("Report", (), {"checks": ()})
-    )
+@pytest.mark.usefixtures("unaudited")
+def test_a_faulty_loop_is_refused(fault):
     with pytest.raises(AssertionError, match="reaches the state of the audited program"):
         check_loop(loop(fault), ALGORITHM, MECHANISM, jnp.zeros(3), ROWS)
+
+
+def last_array_is_nan(state):
+    *others, last = jax.tree.leaves(state.opt_state)
+    opt_state = jax.tree.unflatten(
+        jax.tree.structure(state.opt_state), [*others, jnp.full_like(last, jnp.nan)]
+    )
+    return state._replace(opt_state=opt_state)
+
+
+@pytest.mark.parametrize(
+    "change", [last_array_is_nan, lambda state: state._replace(step=state.step - 1)]
+)
+@pytest.mark.usefixtures("unaudited")
+def test_a_small_or_hidden_fault_of_a_state_is_refused(change):
+    """NaN beside sound arrays; one step of 2,000, less than the rounding allowed of floats."""
+    mechanism = Mechanism(Deterministic(2_000, 1), 1.0, 1.0)
+
+    def run(state, data, keys):
+        *_, block = train_blocks(ALGORITHM, mechanism, state, data, keys=keys)
+        return change(block.state)
+
+    with pytest.raises(AssertionError, match="reaches the state of the audited program"):
+        check_loop(run, ALGORITHM, mechanism, jnp.zeros(3), ROWS)
