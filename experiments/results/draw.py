@@ -130,7 +130,8 @@ def _hatch(axes: Axes, view: View) -> None:
         if pairs:
             xs, low, high = np.array(pairs, float).T
             color = _style(view, name)["color"]
-            axes.fill_between(xs, low, high, fc="none", ec=color, hatch="///", lw=0)
+            width = 0 if len(xs) > 1 else 3  # the band of a single point is a line
+            axes.fill_between(xs, low, high, fc="none", ec=color, hatch="///", lw=width)
 
 
 def composite_scale(joint: float):

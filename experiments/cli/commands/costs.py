@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isinf
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from accounting import Bound, TrialCount
 from accounting.conversions import compare_with_peer, to_dp_event
@@ -19,6 +20,9 @@ from experiments.cli.questions.costs import Calibrate, Compare, Epsilon
 from experiments.cli.questions.directories import Ledger
 from experiments.papers import episodic
 from samplers import Multistage
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def _segment(question: OfSizes) -> tuple[Segment, float]:
@@ -78,7 +82,7 @@ def compare(question: Compare) -> None:
     from experiments.figures.drawing import save
     from experiments.results.points import pivot
 
-    sizes, delta = (question.num_examples, question.batch_size, question.epochs), question.delta
+    sizes, delta = (question.rows, question.batch_size, question.epochs), question.delta
     samplers = comparison.all_samplers(*sizes, question.sampler)
     equal_privacy = bool(question.target_epsilon)
     with Console() as console:
@@ -93,10 +97,45 @@ def compare(question: Compare) -> None:
         terms = f"at delta {format_delta(delta)} ({comparison.TERMS})"
         console.line(f"{measure} [lower, upper] {terms}")
         console.table(*pivot(points.to_dicts(), corner=corner))
+        title = "n = {:,}, b = {:,}, E = {:,}, δ = {}".format(*sizes, format_delta(delta))
+        if question.train is not None:
+            figure = _trained(question, console, samplers, points, title)
+        elif question.plot is not None:
+            figure = comparison.draw(points, title, equal_privacy=equal_privacy)
         if question.plot is not None:
-            title = "n = {:,}, b = {:,}, E = {:,}, δ = {}".format(*sizes, format_delta(delta))
-            save(comparison.draw(points, title, equal_privacy=equal_privacy), question.plot)
+            save(figure, question.plot)
             console.line(f"drawn: {question.plot}")
+
+
+def _trained(question: Compare, console: Console, samplers: Any, points: Any, title: str) -> Figure:
+    """Trains and prints the compared samplers; returns the figure of their metric."""
+    from experiments.cli.commands.results import show_sweep
+    from experiments.results.draw import draw
+    from experiments.results.views import CERTIFIED, View
+    from experiments.sweeps import engine
+    from experiments.sweeps.config import Sweep
+    from experiments.sweeps.trained_comparison import sampler_entries, sweep_file
+
+    store, out = question.train, question.out
+    assert store is not None, "checked"
+    assert out is not None, "checked"
+    axis = "target_epsilon" if question.target_epsilon else "noise_multiplier"
+    grid = {
+        axis: getattr(question, axis),
+        "sampler": sampler_entries(samplers),
+        "batch_size": question.batch_size,
+        "epochs": question.epochs,
+    }
+    content = sweep_file(store, points, grid, question.delta, question.repetitions)
+    sweep = Sweep.parse(content, "compare", execute=True)
+    options: Any = {"where": "compare", "progress": console.progress}
+    summary = engine.run_sweep(sweep, store, out, **options)
+    console.line("")
+    show_sweep(console, summary, out, content)
+    views = [*summary.views]
+    if axis == "noise_multiplier":  # the cost of shuffling is a band of epsilon
+        views.append(View(summary.table, CERTIFIED, summary.headline))
+    return draw(views, title)
 
 
 def ledger(config: Ledger) -> None:

@@ -19,6 +19,7 @@ from experiments.results.metrics import Headline
 from experiments.results.table import read
 from experiments.sweeps import engine, private
 from experiments.sweeps.config import Sweep, file_of, with_insecure_seed
+from experiments.sweeps.summary import Summary
 
 DEVICES = (1, 2, 4, 8, 64)
 """Numbers of devices for which `--dry-run` prints the hours."""
@@ -40,17 +41,28 @@ def sweep(config: questions.Sweep) -> None:
         if config.out is None or config.dry_run:
             return _show_forecast(console, *engine.forecast(parsed, config.data, **arguments))
         summary = engine.run_sweep(parsed, config.data, config.out, **arguments)
-        summary = summary.showing(config.headline, config.better)
-        written = engine.write(summary, config.out, content)
-        console.line(summary.setting)
-        for view in summary.views:
-            if view.title:
-                console.line(f"\n{view.title}")
-            show_view(console, view)
-        console.line("")
-        for statement in summary.statements:
-            console.line(f"- {statement}")
-        console.line(f"written: {', '.join(map(str, written))}")
+        show_sweep(console, summary.showing(config.headline, config.better), config.out, content)
+
+
+def show_sweep(console: Console, summary: Summary, out: Path, content: bytes) -> None:
+    """Writes and prints the summary of a finished sweep.
+
+    Args:
+      console: Console to print on.
+      summary: Summary of the sweep.
+      out: Folder of the sweep.
+      content: Content of the sweep's file.
+    """
+    written = engine.write(summary, out, content)
+    console.line(summary.setting)
+    for view in summary.views:
+        if view.title:
+            console.line(f"\n{view.title}")
+        show_view(console, view)
+    console.line("")
+    for statement in summary.statements:
+        console.line(f"- {statement}")
+    console.line(f"written: {', '.join(map(str, written))}")
 
 
 def _show_forecast(console: Console, forecasts: Any, device: str) -> None:

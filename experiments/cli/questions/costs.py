@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from accounting.records import Count, Ge, Gt, Positive
 from dpsgd.runs.spec import RunSpec
 from experiments.cli.questions import Drawn
 from experiments.cli.questions.about_runs import OfSizes, run_options
-from experiments.cli.tasks import sampler_kind
+from experiments.cli.tasks import DEFAULT, find_task, sampler_kind
 from samplers import Population
 from samplers.settings import SETTINGS
 
@@ -55,10 +57,11 @@ class Calibrate(OfSizes):
 class Compare(Drawn):
     """Print and draw the certified epsilon of every sampler over the noise multiplier.
 
-    With --target-epsilon, print the noise multiplier that each sampler needs.
+    With --target-epsilon, print the noise multiplier that each sampler needs. With --train, also
+    train models at this noise, and print their metric with its standard error.
 
     Attributes:
-      num_examples: Number of training examples (public).
+      num_examples: Number of training examples (public). Default: the training rows of --train.
       batch_size: Expected batch size.
       epochs: Number of passes over the examples.
       target_delta: Delta of the guarantee. Default: min(1e-5, n^-1.1) for n examples, rounded down
@@ -67,28 +70,52 @@ class Compare(Drawn):
       target_epsilon: Epsilons to reach, in place of noise multipliers. Each result is an
         interval: its upper end is proved to suffice, and its lower end is proved to be too little.
       sampler: Samplers to compare, your own as module:Class.
+      train: Store of clicks (see `dpsgd prepare`) on which models are trained, too; at equal
+        privacy at both ends of a wide noise interval, such as that of shuffling.
+      out: Folder of the runs of --train, a sweep; the same command resumes it.
+      repetitions: Runs of --train at each point.
     """
 
-    num_examples: Count
+    num_examples: Count | None = None
     batch_size: Count = 1024
     epochs: Count = 1
     target_delta: Positive | None = None
     noise_multiplier: tuple[Positive, ...] = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
     target_epsilon: tuple[Positive, ...] = ()
     sampler: tuple[str, ...] = ("deterministic", "shuffle", "poisson", "balls-and-bins")
+    train: Path | None = None
+    out: Path | None = None
+    repetitions: Count = 3
 
     ABOUT_RUN: ClassVar[bool] = True
 
     def check(self) -> None:
         """Refuses impossible runs and figures."""
         super().check()
+        if self.train is None and self.num_examples is None:
+            raise ValueError("dpsgd compare needs --num-examples INT, or --train STORE")
+        if (self.train is None) != (self.out is None):
+            raise ValueError("--train STORE and --out FOLDER of its runs are given together")
+        if self.num_examples not in (None, self.rows):
+            raise ValueError(
+                f"--num-examples {self.num_examples} differs from the {self.rows:,} training rows "
+                f"of {self.train}; leave it out"
+            )
         if not self.noise_multiplier:
             raise ValueError("--noise-multiplier needs at least one number")
         if self.target_epsilon and self.noise_multiplier != type(self).noise_multiplier:
             raise ValueError("give --noise-multiplier or --target-epsilon, not both")
         for name in self.sampler:
             sampler_kind(name, execute=True)
-        self._spec.sampler.build(Population(self.num_examples), self.delta)
+        self._spec.sampler.build(Population(self.rows), self.delta)
+
+    @cached_property
+    def rows(self) -> int:
+        """Number of training examples, counted in a store to train on."""
+        if self.train is None:
+            assert self.num_examples is not None, "checked"
+            return self.num_examples
+        return find_task(DEFAULT)(self.train).num_examples
 
     @property
     def _spec(self) -> RunSpec:
@@ -98,4 +125,4 @@ class Compare(Drawn):
     @property
     def delta(self) -> float:
         """Delta of the guarantee."""
-        return self._spec.delta_of(Population(self.num_examples))
+        return self._spec.delta_of(Population(self.rows))

@@ -171,7 +171,7 @@ ALIKE = {
     "delta": ("audit", "--delta", "--target-delta"),
     "a learning rate": ("train --task images", "--lr=1", "--learning-rate"),
     "noise": ("compare", "--noise-multipliers", "--noise-multiplier"),
-    "a picture": ("compare", "--out", "--plot"),
+    "a picture": ("compare", "--figure", "--plot"),
     "an option of a sampler": ("epsilon sampler:poisson", "--overflw", "--overflow"),
     "an option of a task": ("train --task clicks", "--hiden", "--hidden"),
 }
