@@ -30,7 +30,8 @@ from dpsgd.engine.queries import Refinement
 from dpsgd.engine.sources import RowSource, SourceColumn
 from dpsgd.noise.keys import Keys
 from dpsgd.runs.job import Journal, Training
-from dpsgd.runs.log import MetricWriter, TrainingLog, writer_of
+from dpsgd.runs.log import MetricWriter, TrainingLog
+from dpsgd.runs.writers import writer_of
 from samplers import Population, UnitData
 
 PyTree = Any
@@ -118,8 +119,9 @@ def train(
         The guarantee covers these parameters and functions of them and of public rows, not of
         private rows. A stopped run has the cost of the whole run, see `cost`, which also states the
         cost so far. An exception is passed on, with a note of the run's cost.
-      log: Path of a CSV file, or a writer, of steps, epsilon so far and throughput, at most twice a
-        minute and after the last step, see `dpsgd.MetricWriter`. It reads no rows.
+      log: Log of steps, epsilon so far and throughput, at most twice a minute and after the last
+        step: path of a new CSV file; "tensorboard", or a path that ends so, for a folder of events;
+        "wandb", or NAME/wandb for a run of that name; or a `dpsgd.MetricWriter`. It reads no rows.
 
     Raises:
       TypeError: If the algorithm or the mechanism has another type, or `log` is neither a path nor

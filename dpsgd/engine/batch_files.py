@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from dpsgd.engine.blocks import plan_blocks
+from dpsgd.engine.sources import take_rows
 from dpsgd.files import SECRET, destroy, fsync_folder, open_own, parse_json
 from samplers import BatchSampler, BatchSource
 from samplers.batches import IndexBlock
@@ -176,7 +177,7 @@ def write_manifest(path: Path, draw: Draw, seed: int, digests: Sequence[str], da
 
     The files keep a copy of the first row of `data`, which serves as padding.
     """
-    padding = write_file(path, draw.num_files, [], [x[:1] for x in jax.tree.leaves(data)])
+    padding = write_file(path, draw.num_files, [], take_rows(jax.tree.leaves(data), slice(1)))
     record = {"format": _FORMAT, "draw": draw.record(), "files": [*digests, padding]}
     record["seal"] = _seal(record, seed)
     write_secret(path / MANIFEST, json.dumps(record, indent=1).encode() + b"\n")
@@ -192,7 +193,7 @@ def draw_here(path: Path, draw: Draw, seed: int, data: PyTree) -> list[str]:
     for file in range(draw.num_files):
         passes = [[ids for (ids,) in source.passes_by_shard(step)] for step in draw.steps(file)]
         rows = np.concatenate([np.empty(0, np.int32), *(ids for step in passes for ids in step)])
-        digests.append(write_file(path, file, passes, [leaf[rows] for leaf in leaves]))
+        digests.append(write_file(path, file, passes, take_rows(leaves, rows)))
     return digests
 
 

@@ -6,9 +6,9 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 
+from dpsgd.engine.sources import take_rows
 from samplers import BatchSampler, BatchSource
 from samplers.batches import IndexBlock
 
@@ -72,7 +72,7 @@ def with_rows(data: PyTree, plan: IndexBlock, devices: int = 1) -> tuple[PyTree,
     """Returns a plan's rows, and the plan with their places.
 
     Args:
-      data: Columns [examples, ...].
+      data: Columns [examples, ...], of arrays or of a row source.
       plan: Plan of NumPy arrays.
       devices: Number of devices. The rows are ordered by device, then pass, and places count within
         a device.
@@ -83,7 +83,7 @@ def with_rows(data: PyTree, plan: IndexBlock, devices: int = 1) -> tuple[PyTree,
     rows = indices_by_device.swapaxes(0, 1).ravel()
     places = np.arange(rows.size // devices, dtype=np.int32).reshape(passes, -1)
     places = np.tile(places, devices)
-    return jax.tree.map(lambda column: column[rows], data), plan._replace(places=places)
+    return take_rows(data, rows), plan._replace(places=places)
 
 
 def pad_columns(plan: IndexBlock, width: int, parts: int = 1) -> IndexBlock:

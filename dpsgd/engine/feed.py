@@ -17,7 +17,7 @@ from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import most_passes, pad_columns, plan_blocks, select_columns, with_rows
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import program, put_on_device, shapes_of_rows
-from dpsgd.engine.sources import is_streamed
+from dpsgd.engine.sources import is_streamed, take_rows
 from dpsgd.engine.step import BlockInputs, Watch, compiled_block
 from dpsgd.noise.keys import Keys, Seeds
 from samplers import BatchSampler, BatchSource
@@ -156,6 +156,7 @@ class Layout(NamedTuple):
         """
         if self.streamed:  # what is mapped from files stays there; other arrays are read whole
             return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
+        data = take_rows(data, slice(None)) if is_streamed(data) else data
         data = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), data)
         return self.placement.put_whole(data, self.placement.replicated)
 

@@ -25,6 +25,7 @@ from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import columns_of, train_blocks
 from dpsgd.engine.placement import Placement, hosted, on_one_device
 from dpsgd.engine.programs import compiled, in_32_bits, put_on_device
+from dpsgd.engine.sources import take_rows
 from dpsgd.gradients.isolation import isolated
 from dpsgd.noise.keys import Keys
 from samplers import UnitData
@@ -230,9 +231,9 @@ def read_rows(refinement: Refinement, params: PyTree, data: PyTree) -> PyTree:
     Raises:
       ValueError: If a row's inputs could depend on another row.
     """
-    columns = jax.tree.map(np.asarray, data)
+    columns = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
     count = len(jax.tree.leaves(columns)[0])
-    examples = put_on_device(jax.tree.map(lambda column: column[:1], columns))
+    examples = put_on_device(take_rows(columns, slice(1)))
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
     with in_32_bits():
         trace, shapes = jax.make_jaxpr(refinement.reads, return_shape=True)(params, like)
@@ -242,7 +243,7 @@ def read_rows(refinement: Refinement, params: PyTree, data: PyTree) -> PyTree:
     read = jax.tree.map(lambda x: np.empty((count, *x.shape), x.dtype), shapes)
     for start in range(0, count, size):
         start = min(start, count - size)  # the last part overlaps: all are of one program
-        rows = put_on_device(jax.tree.map(lambda column: column[start : start + size], columns))  # noqa: B023
+        rows = put_on_device(take_rows(columns, slice(start, start + size)))
         arguments = params, rows
         values = compiled(_read, (refinement,), arguments)(*arguments)
         for all_values, new_values in zip(*map(jax.tree.leaves, (read, values)), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -55,7 +55,8 @@ class Examples:
     """Rows of a sequence of examples, such as a random-access source of grain or of PyTorch.
 
     Attributes:
-      sequence: Object with a length, whose items are pytrees of numbers or arrays of one shape.
+      sequence: Object with a length, whose items are pytrees of numbers or arrays of one shape;
+        read by `__getitems__`, a list of indices at a time, if it has this method.
     """
 
     sequence: Any
@@ -64,7 +65,9 @@ class Examples:
         return len(self.sequence)
 
     def take(self, indices: np.ndarray) -> PyTree:
-        examples = [self.sequence[int(index)] for index in indices]
+        numbers = indices.tolist()
+        batch = getattr(self.sequence, "__getitems__", None)
+        examples = batch(numbers) if batch else [self.sequence[number] for number in numbers]
         return jax.tree.map(lambda *values: np.stack([np.asarray(x) for x in values]), *examples)
 
 
@@ -111,35 +114,28 @@ class SourceError(ValueError):
 
 
 class _Reader:
-    """Reads rows of a source once for all columns, and checks them."""
+    """Reads rows of a source, and checks them."""
 
     def __init__(self, source: RowSource) -> None:
         self.source, self.length = source, len(source)
-        self.all_rows = range(self.length)
         if self.length < 1:
             raise SourceError("data is a RowSource without rows")
         leaves, self.structure = jax.tree.flatten(source.take(np.arange(1)))
         self.shapes = [(np.shape(leaf)[1:], np.asarray(leaf).dtype) for leaf in leaves]
-        self._read_last: Any = None
-        self._rows: dict[int, np.ndarray] = {}
+        indices = np.unique([0, self.length // 3, self.length - 1])
+        together = self._take(indices)
+        for k, index in enumerate(indices):
+            for column, row in zip(together, self._take(indices[k : k + 1]), strict=True):
+                if column.dtype != object and column[k].tobytes() != row[0].tobytes():
+                    raise SourceError(
+                        f"data.take returned one row for index {index} alone and another one among "
+                        f"the indices {indices.tolist()}; return rows in the order of the indices"
+                    )
 
-    def read(self, column: int, rows: np.ndarray | range, offset: int = 0) -> np.ndarray:
-        """Returns rows of one column; calls for other columns of the same rows read nothing.
-
-        Args:
-          column: Number of the column.
-          rows: Indices of rows; the same object for all columns.
-          offset: Number that is added to the indices.
-        """
-        if rows is not self._read_last or column not in self._rows:
-            distinct, places = np.unique(np.asarray(rows) + offset, return_inverse=True)
-            leaves = self._take(distinct.astype(np.int64))
-            self._read_last = rows
-            self._rows = {k: leaf[places] for k, leaf in enumerate(leaves)}
-        values = self._rows.pop(column)  # not to be kept while the next block is read
-        if not self._rows:
-            self._read_last = None
-        return values
+    def read(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Returns the columns of rows by their indices, in any order, with repeats."""
+        distinct, places = np.unique(indices, return_inverse=True)
+        return [leaf[places] for leaf in self._take(distinct.astype(np.int64))]
 
     def _take(self, indices: np.ndarray) -> list[np.ndarray]:
         place = f"data.take of {len(indices)} rows from index {indices[0]}"
@@ -164,16 +160,15 @@ class _Reader:
 
 @dataclass(frozen=True, eq=False)
 class SourceColumn:
-    """Column of a row source, which engines index as they index an array."""
+    """Column of a row source: shape and dtype, and rows for `take_rows`."""
 
     reader: _Reader
     number: int
-    start: int
-    stop: int
+    rows: range
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.stop - self.start, *self.reader.shapes[self.number][0])
+        return (len(self.rows), *self.reader.shapes[self.number][0])
 
     @property
     def dtype(self) -> np.dtype:
@@ -184,17 +179,26 @@ class SourceColumn:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return len(self.rows)
 
-    def __getitem__(self, rows: Any) -> Any:
-        if isinstance(rows, slice):
-            first, stop, _ = rows.indices(len(self))
-            return SourceColumn(self.reader, self.number, self.start + first, self.start + stop)
-        return self.reader.read(self.number, rows, self.start)
+    def __getitem__(self, rows: slice) -> SourceColumn:
+        return replace(self, rows=self.rows[rows])
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        values = self.reader.read(self.number, self.reader.all_rows)[self.start : self.stop]
-        return values.astype(dtype or self.dtype, copy=False)
+
+def take_rows(columns: PyTree, rows: np.ndarray | slice) -> PyTree:
+    """Returns rows of columns as arrays; a source is read once for all its columns.
+
+    Args:
+      columns: Pytree of arrays [examples, ...], or of the columns of one source.
+      rows: Indices of the rows, in any order and with repeats; or their range.
+    """
+    if not is_streamed(columns):
+        return jax.tree.map(lambda column: column[rows], columns)
+    first = jax.tree.leaves(columns)[0]
+    if isinstance(rows, slice):
+        rows = np.arange(*rows.indices(len(first)))
+    values = first.reader.read(rows + np.int64(first.rows.start))
+    return jax.tree.map(lambda column: values[column.number], columns)
 
 
 def columns_of_source(data: Any) -> PyTree:
@@ -211,7 +215,7 @@ def columns_of_source(data: Any) -> PyTree:
     if hasattr(data, "dtype") or not isinstance(data, RowSource):
         return data
     reader = _Reader(data)
-    columns = [SourceColumn(reader, k, 0, reader.length) for k in range(len(reader.shapes))]
+    columns = [SourceColumn(reader, k, range(reader.length)) for k in range(len(reader.shapes))]
     return jax.tree.unflatten(reader.structure, columns)
 
 

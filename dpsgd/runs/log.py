@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from dpsgd.files import check_writable, write_atomically
+from dpsgd.files import write_atomically
 
 LOG = "training_log.csv"
 """Name of the log file in the run directory."""
@@ -132,31 +132,6 @@ class CsvWriter:
 
     def _drop_rows_after(self, step: int) -> None:
         self._rows = {row_step: row for row_step, row in self._rows.items() if row_step <= step}
-
-
-def writer_of(log: MetricWriter | str | Path | None) -> MetricWriter | None:
-    """Returns the writer of a log.
-
-    Args:
-      log: Path of a new CSV file, a writer, or None.
-
-    Raises:
-      TypeError: If `log` is something else.
-      ValueError: If the path does not end in .csv.
-      OSError: If the file exists, or cannot be written.
-    """
-    if log is None or isinstance(log, MetricWriter):
-        return log
-    if not isinstance(log, str | Path):
-        raise TypeError(
-            f"log must be a path or have write_scalars(step, scalars), got a {type(log).__name__}"
-        )
-    if (path := Path(log)).suffix != ".csv":
-        raise ValueError(f"log={str(log)!r} must end in .csv; pass a writer for another format")
-    if path.exists():
-        raise FileExistsError(f"log={str(log)!r} exists; name another file")
-    check_writable(path)
-    return CsvWriter(path, 0)
 
 
 class TrainingLog:

@@ -42,6 +42,7 @@ from dpsgd.runs.result import FinishedRun, proved
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import stop_requests
 from dpsgd.runs.task import Task
+from dpsgd.runs.writers import writer_of
 
 PyTree = Any
 Progress = Callable[[str], None]
@@ -78,7 +79,7 @@ class Run:
         placement: Placement | None = None,
         started: float | None = None,
         progress: Progress = lambda line: None,
-        log: MetricWriter | None = None,
+        log: MetricWriter | str | Path | None = None,
     ) -> Run:
         """Creates the directory of a run, whose training `train` begins.
 
@@ -94,7 +95,7 @@ class Run:
           placement: Devices to train on; by default one device.
           started: Start of the run's work by `time.monotonic`, in seconds; by default now.
           progress: Function of one line of text.
-          log: Writer of steps, epsilon so far and throughput, besides `training_log.csv`.
+          log: Log besides `training_log.csv`, as in `dpsgd.train`.
 
         Raises:
           FileExistsError: if the run directory exists; it stays unchanged.
@@ -104,7 +105,7 @@ class Run:
         if not isinstance(spec, RunSpec):
             raise TypeError(f"spec must be a RunSpec, got a {type(spec).__name__}")
         out = Path(out)
-        execution = Execution(placement, Stages(started), progress, log)
+        execution = Execution(placement, Stages(started), progress, writer_of(log))
         RunDirectory.refuse_existing(out)
         plan, run_name = plan_run(spec, task, name, execution), None
         if Processes.current().first:
@@ -130,7 +131,7 @@ class Run:
         placement: Placement | None = None,
         started: float | None = None,
         progress: Progress = lambda line: None,
-        log: MetricWriter | None = None,
+        log: MetricWriter | str | Path | None = None,
     ) -> Run:
         """Opens a run directory, whose training `train` resumes.
 
@@ -142,13 +143,13 @@ class Run:
           placement: Devices to train on; by default one device.
           started: Start of this command's work by `time.monotonic`, in seconds; by default now.
           progress: Function of one line of text.
-          log: Writer of steps, epsilon so far and throughput, besides `training_log.csv`.
+          log: Log besides `training_log.csv`, as in `dpsgd.train`.
 
         Raises:
           FileNotFoundError: if there is no run.
         """
         folder = RunDirectory.open(Path(out), finished=False)
-        return cls(folder, task, Execution(placement, Stages(started), progress, log))
+        return cls(folder, task, Execution(placement, Stages(started), progress, writer_of(log)))
 
     def train(self) -> Run:
         """Trains to the end, and writes model and report.

@@ -52,6 +52,10 @@ for (size, model), batch_size in itertools.product(SIZES.items(), (256, 1024, 81
         quick=TINY if (size, batch_size) == ("1M", 256) else None,
     )  # fmt: skip
 
+add(
+    "step", "streamed rows", "steps.streamed", quick={**TINY, "rows": 512}, seconds=180,
+    setting={"batch_size": 8192, "rounds": 5, "bar": "<= 1.15"},
+)  # fmt: skip
 TABLE_RATIOS = tuple((DP, kind, ">= 5") for kind in LAZIES)
 TABLE_RATIOS += tuple((DENSE_SGD, kind, "") for kind in LAZIES)
 PRICES = tuple((kind, SPARSE, "<= 2") for kind in LAZIES)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpsgd import Mechanism, dpsgd, train_blocks
 from dpsgd.core.gaussian import add_gaussian_noise
 from dpsgd.noise.keys import RootKey
 from experiments.benchmarks.case import Figure, figure, figure_at
-from experiments.benchmarks.models import clicks
-from experiments.benchmarks.programs import Program, Steps, clock
+from experiments.benchmarks.models import RESIDENT_ROWS, clicks
+from experiments.benchmarks.programs import ADAM, Program, Steps, clock
 from experiments.benchmarks.timing import alone, in_turns
+from samplers import BallsAndBins
+
+PyTree = Any
 
 
 class Times(NamedTuple):
@@ -169,6 +175,92 @@ def _at_sizes(
         (model.num_params, seconds[f"{kind} {rows}"], flushes.get(f"{kind} {rows}"))
         for rows, model in models.items()
     ]
+
+
+# ----------------------------------------------------------------------------------------- sources
+
+
+def streamed(
+    batch_size: int,
+    rows: int = 2**18,
+    table_rows: int = 2**11,
+    hidden: Sequence[int] = (256, 256),
+    rounds: int = 5,
+    bar: str = "",
+) -> Iterator[Figure]:
+    """Measures training on resident rows and on the rows of files.
+
+    Args:
+      batch_size: Number of examples of a batch.
+      rows: Number of rows, in scalar columns, of one epoch.
+      table_rows: Rows of the largest tables.
+      hidden: Widths of the layers.
+      rounds: Number of rounds.
+      bar: Bar of the time with streamed rows over the time with resident rows.
+    """
+    model = clicks(table_rows, hidden)
+    drawn = np.random.default_rng(0).integers(0, RESIDENT_ROWS, rows)
+    columns: dict[str, np.ndarray] = {"label": model.columns["label"][drawn]}
+    groups = {name: column.shape[1] for name, column in model.columns.items() if column.ndim == 2}
+    for name, width in groups.items():
+        columns |= {f"{name} {k}": model.columns[name][drawn, k] for k in range(width)}
+
+    def loss_fn(params: PyTree, example: dict[str, jax.Array]) -> jax.Array:
+        """Returns the model's loss.
+
+        Args:
+          params: Parameters of the model.
+          example: Row of scalars by column.
+        """
+        stacked = {
+            name: jnp.stack([example[f"{name} {k}"] for k in range(width)])
+            for name, width in groups.items()
+        }
+        return model.loss_fn(params, {"label": example["label"], **stacked})
+
+    algorithm = dpsgd(loss_fn, ADAM)
+    mechanism = Mechanism(BallsAndBins(rows, batch_size), 1.0, 1.0)
+
+    def epoch(data: Any, data_on: Literal["device", "host"]) -> None:
+        """Trains an epoch.
+
+        Args:
+          data: Rows, from arrays or from a table.
+          data_on: Where the rows lie.
+        """
+        state = algorithm.init(model.params(), mechanism)
+        blocks = train_blocks(algorithm, mechanism, state, data, data_on=data_on, insecure_seed=0)
+        for block in blocks:
+            jax.block_until_ready(block.state)
+
+    with TemporaryDirectory() as name:
+        mapped, arrow = _mapped(columns, Path(name))
+        work = {
+            "rows on the device": partial(epoch, columns, "device"),
+            "rows of memory-mapped arrays": partial(epoch, mapped, "host"),
+            "rows of an Arrow file": partial(epoch, arrow, "host"),
+        }
+        spent = in_turns(work, rounds, clock())
+    row = figure_at(f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size:,}")
+    resident, *others = work
+    for name in work:
+        yield row(name, rows / spent[name], "ex/s")
+    for name in others:
+        yield row(f"{name} / {resident}", spent[name] / spent[resident], "x", bar)
+
+
+def _mapped(columns: dict[str, np.ndarray], folder: Path) -> tuple[dict[str, np.ndarray], Any]:
+    """Returns the columns of new files: arrays, and a table of Arrow in record batches."""
+    import pyarrow  # a machine that measures steps alone may lack it
+
+    for number, column in enumerate(columns.values()):
+        np.save(folder / f"{number}.npy", column)
+    files = {name: folder / f"{number}.npy" for number, name in enumerate(columns)}
+    table, path = pyarrow.table(columns), str(folder / "table.arrow")
+    with pyarrow.OSFile(path, "w") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2**16)
+    arrow = pyarrow.ipc.open_file(pyarrow.memory_map(path)).read_all()
+    return {name: np.load(file, mmap_mode="r") for name, file in files.items()}, arrow
 
 
 # ------------------------------------------------------------------------------------------- noise

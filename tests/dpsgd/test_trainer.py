@@ -428,7 +428,7 @@ def test_a_log_has_the_proved_epsilon_of_the_last_step(tmp_path):
     assert float(rate) > 0
 
 
-LOGS = {"log.txt": "must end in .csv", "old.csv": "exists"}
+LOGS = {"log.txt": "must end in .csv, tensorboard or wandb", "old.csv": "exists"}
 
 
 @pytest.mark.parametrize("log", LOGS)

@@ -18,7 +18,6 @@ from experiments.cli.devices import placement_of, together
 from experiments.cli.options import look_in_the_current_folder
 from experiments.cli.questions.directories import Batches, Resume
 from experiments.cli.questions.runs import Train
-from experiments.cli.writers import writer
 from experiments.tasks import task_of
 
 
@@ -30,7 +29,7 @@ def _trained(question: Train | Resume, out: Path) -> Iterator[tuple[Console, dic
         Console(quiet=not processes.first) as console,
     ):
         console.progress("starting")
-        log = question.log_to and writer(question.log_to, out)
+        log = question.log_to and out / question.log_to
         placement = placement_of(question.devices)
         yield console, {"placement": placement, "started": cli.started, "log": log}
 

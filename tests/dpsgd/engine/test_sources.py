@@ -20,7 +20,7 @@ MECHANISM = Mechanism(BallsAndBins(N, 12, 2), 1.0, 1.0)
 
 
 class Stored:
-    """Rows of arrays in a store that is read by a program, with its last calls."""
+    """Rows of arrays in a store that is read by a program, with its calls."""
 
     def __init__(self):
         self.calls = []
@@ -37,6 +37,19 @@ def examples():
     return [{name: column[i] for name, column in COLUMNS.items()} for i in range(N)]
 
 
+class Batched:
+    """Random-access source as in grain, which reads several examples at once."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        raise AssertionError("examples are read one by one")
+
+    def __getitems__(self, indices):
+        return [examples()[index] for index in indices]
+
+
 def of_pandas():
     return pytest.importorskip("pandas").DataFrame(COLUMNS)
 
@@ -47,6 +60,7 @@ SOURCES = {
     "polars": lambda: polars.DataFrame(COLUMNS),
     "pandas": of_pandas,
     "examples": lambda: row_source(examples()),
+    "batched examples": lambda: row_source(Batched()),
     "columns": lambda: row_source(
         pyarrow.table({**COLUMNS, "name": ["?"] * N}), columns=["x", "y"]
     ),
@@ -81,14 +95,20 @@ def test_a_source_is_audited_without_reading_rows():
         block_steps=4,
     )
     assert any("audit before training: passed" in note for note in result.guarantee.notes)
-    assert len(source.calls) <= 4  # one row for the types, and the blocks under way
+    assert len(source.calls) <= FIRST + 3  # and the blocks under way
 
 
-def test_a_block_of_all_columns_is_read_once_without_repeats():
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("data_on", "reads"), [("host", 3), ("device", 1)])
+def test_columns_are_read_together_without_repeats(data_on, reads):
     source = Stored()
-    trained(source)
+    trained(source, data_on=data_on)  # ten steps in blocks of four
     assert all((np.diff(indices) > 0).all() for indices in source.calls)
-    assert len(source.calls) == 1 + 3  # ten steps in blocks of four
+    assert len(source.calls) == FIRST + reads
+
+
+FIRST = 5
+"""Requests before training: a row for the types; three rows, together and alone."""
 
 
 class Damaged(Stored):
@@ -97,11 +117,11 @@ class Damaged(Stored):
         self.problem = problem
 
     def __len__(self):
-        return N + (self.problem == "length" and len(self.calls) > 2)
+        return N + (self.problem == "length" and len(self.calls) > FIRST + 1)
 
     def take(self, indices):
         rows = super().take(indices)
-        if len(self.calls) <= 2:
+        if len(self.calls) <= FIRST + 1:
             return rows
         if self.problem == "error":
             raise OSError("the disk is gone")
@@ -133,6 +153,14 @@ def test_a_damaged_source_stops_a_run_after_the_last_good_block(problem):
     assert steps == [4]
     assert "data.take of 40 rows" in str(why.value)
     assert "\n" not in str(why.value)
+
+
+@pytest.mark.parametrize("order", [[1, 0, 2], [0, 2, 1], [0, 0, 0]])
+def test_a_source_that_permutes_rows_is_refused(order):
+    source = Stored()
+    source.take = lambda rows: Stored.take(source, rows[order] if len(rows) == 3 else rows)
+    with pytest.raises(ValueError, match=r"for index \d+ alone .* among the indices \[0, 20, 59\]"):
+        trained(source)
 
 
 def test_what_is_no_source_is_refused_in_one_line():
