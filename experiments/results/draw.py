@@ -98,8 +98,8 @@ def draw_view(figure: Figure | SubFigure, view: View) -> None:
     points = [{**p, "x": places.index(p["x"]) if named else p["x"]}
               for p in view.points if p["x"] is not None]  # fmt: skip
     styles = {name: _style(view, name) | ({"ls": ""} if named else {}) for name in view.curves}
-    lines = collect([{name: p[name] for name in ("curve", "x", "value", "standard_error")}
-                     for p in points])  # fmt: skip
+    columns = {"curve": "curve", "x": "x", "value": "value", "standard_error": view.error}
+    lines = collect([{name: p[source] for name, source in columns.items()} for p in points])
     draw_curves(main, lines, lambda point: styles[point["curve"]])
     if view.x == CERTIFIED:
         for p in points:
@@ -161,7 +161,7 @@ def _draw_without_privacy(axes: Axes, view: View) -> None:
     for p in view.points:
         if p["x"] is None and p["value"] is not None:
             style, place = _style(view, p["curve"]), names.index(p["curve"])
-            axes.errorbar([place], [p["value"]], [p["standard_error"] or 0.0], capsize=3, **style)
+            axes.errorbar([place], [p["value"]], [p[view.error] or 0.0], capsize=3, **style)
     axes.set_xticks([(len(names) - 1) / 2], ["no clipping,\nno noise"], fontsize="small")
     axes.set_xlim(-1, len(names))
     axes.grid(axis="x", visible=False)
@@ -213,7 +213,8 @@ def _quality(view: View) -> str:
     if counts == {1}:
         return f"{view.headline.label} (single runs)"
     num_runs = " or ".join(map(str, sorted(counts)))
-    return f"{view.headline.label} (mean ± s.e. of {num_runs} runs)"
+    error = {"standard_error": "s.e.", "standard_deviation": "s.d."}[view.error]
+    return f"{view.headline.label} (mean ± {error} of {num_runs} runs)"
 
 
 def _label(view: View) -> str:

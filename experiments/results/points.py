@@ -6,7 +6,7 @@ Figures, sweeps and reports print and draw the same columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
@@ -15,6 +15,9 @@ from dpsgd.runs.report import UNDEFINED
 
 Cells = tuple[list[str], list[list[str]]]
 """Header and rows of a printed table."""
+
+ErrorBar = Literal["standard_error", "standard_deviation"]
+"""Columns of the errors that a mean can be shown with."""
 
 SCHEMA = {
     "panel": pl.String,
@@ -49,10 +52,14 @@ def collect(*tables: pl.DataFrame | Iterable[Mapping[str, Any]]) -> pl.DataFrame
     return pl.concat(frames, how="diagonal_relaxed")
 
 
-def text(point: Mapping[str, Any]) -> str:
+def text(point: Mapping[str, Any], error_name: ErrorBar = "standard_error") -> str:
     """Prints a point: a bound rounded outward, or a mean.
 
-    A mean has its standard error and the number of diverged runs, if known.
+    A mean has its error and the number of diverged runs, if known.
+
+    Args:
+      point: Columns of the point.
+      error_name: Column of the error.
 
     >>> text({"value": 0.72, "standard_error": 0.00577, "runs": 3, "undefined": 1})
     '0.7200 ± 0.0058 (1 of 4 diverged)'
@@ -63,7 +70,7 @@ def text(point: Mapping[str, Any]) -> str:
     """
     if point.get("lower") is not None:
         return str(Bound(point["lower"], point["upper"], point.get("confidence") or 1.0))
-    value, error, lost = (point.get(name) for name in ("value", "standard_error", "undefined"))
+    value, error, lost = (point.get(name) for name in ("value", error_name, "undefined"))
     if value is None:
         return UNDEFINED if lost else ""
     form = ".4f" if value == 0 or 0.01 <= abs(value) < 100 else ".4g"

@@ -15,7 +15,7 @@ from accounting import Bound
 from accounting.profile import format_delta
 from dpsgd.runs import report
 from experiments.results.metrics import Headline
-from experiments.results.points import Cells, pivot, text
+from experiments.results.points import Cells, ErrorBar, pivot, text
 from experiments.results.table import AXES, PRIVACY, Axis, Table, digits
 
 VOID = "reproducible noise: no guarantee"
@@ -40,16 +40,17 @@ def axis(name: str) -> Axis:
 
 
 def repeats(name: str) -> dict[str, pl.Expr]:
-    """Returns expressions of mean, standard error and counts.
+    """Returns expressions of mean, its errors and counts.
 
-    They aggregate a column over independent runs, where NaN is a diverged run. The standard error
-    of a single run is null.
+    They aggregate a column over independent runs, where NaN is a diverged run. Errors of a
+    single run are null.
     """
     column = pl.col(name).cast(pl.Float64)
     defined = column.filter(column.is_not_nan())
     return {
         "value": defined.mean(),
         "standard_error": defined.std() / defined.count().sqrt(),
+        "standard_deviation": defined.std(),
         "runs": defined.count(),
         "undefined": column.is_nan().sum(),
     }
@@ -92,6 +93,7 @@ class View:
       by: Columns that distinguish curves; by default all settings in which the runs differ.
       tune: Settings whose best values together, by `judge`, each point shows.
       title: Title of the panel.
+      error: Column of the points that error bars show.
 
     Raises:
       ValueError: If a column is unknown or holds no numbers, or a tuned metric has no direction.
@@ -103,6 +105,7 @@ class View:
     by: tuple[str, ...] | None = None
     tune: tuple[str, ...] = ()
     title: str = ""
+    error: ErrorBar = "standard_error"
 
     def __post_init__(self) -> None:
         self.table.check_columns((self.x, self.headline.name, *(self.by or ())))
@@ -258,7 +261,7 @@ class View:
     def _print(self, point: Row) -> str:
         bound = self.headline.name.endswith(("_upper", "_lower"))
         single = bound and not point["standard_error"]
-        return written(point["value"], self.headline.name) if single else text(point)
+        return written(point["value"], self.headline.name) if single else text(point, self.error)
 
     def verdicts(self) -> list[str]:
         """Returns the best curves for each epsilon.
@@ -289,7 +292,9 @@ class View:
             else:
                 place = f"at epsilon {x:g}"
             alike = f"; not significantly worse (Welch's t-test, {LEVEL:.0%}): {', '.join(near)}"
-            verdicts.append(f"{place}: {best['curve']} ({text(best)}){alike if near else ''}")
+            verdicts.append(
+                f"{place}: {best['curve']} ({self._print(best)}){alike if near else ''}"
+            )
         return verdicts
 
 

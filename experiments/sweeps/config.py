@@ -22,6 +22,7 @@ from dpsgd.runs.spec import RunSpec, known_options
 from dpsgd.runs.support import checked_spec
 from experiments.cli.tasks import sampler_kind
 from experiments.results.metrics import Better
+from experiments.results.points import ErrorBar
 from experiments.results.table import (
     AXES,
     IN_SAMPLER,
@@ -258,6 +259,8 @@ class Sweep(OfTask):
     """Metric to show. Default: the task's own."""
     better: Better | None = None
     """Direction in which the headline metric improves, if it is not the task's own."""
+    error: ErrorBar = "standard_error"
+    """Error bars of means: the standard error, or the standard deviation of a run."""
 
     OF_GRID: ClassVar[tuple[str, ...]] = ("sampler", *AXES, "non_private")
     """Options of a run that its grid sets."""

@@ -84,7 +84,8 @@ class Summary:
         for grids in self.sweep.panels:
             grid, cells = grids[0], {cell for grid in grids for cell in grid.cells()}
             table = self.table.where(run=[run for run, cell in self.cells.items() if cell in cells])
-            views.append(View(table, grid.x, self.headline, tune=grid.tune, title=grid.title))
+            options: Any = {"tune": grid.tune, "title": grid.title, "error": self.sweep.error}
+            views.append(View(table, grid.x, self.headline, **options))
         return tuple(views)
 
     @property
@@ -117,7 +118,8 @@ class Summary:
             )
 
         run_counts = " or ".join(map(str, self.repeats))
-        means = f"Mean ± standard error over independent runs, {run_counts} of each"
+        error = self.sweep.error.replace("_", " ")
+        means = f"Mean ± {error} over independent runs, {run_counts} of each"
         tested = sizes(f"{self.headline.split}_num_examples")
         noise = {row["noise"] for row in self.table.rows if row["noise_multiplier"]}
         correlated = len(noise) == 1 and INDEPENDENT not in noise

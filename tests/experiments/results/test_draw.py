@@ -1,4 +1,4 @@
-"""The figure of a sweep shows its means, its standard errors, and where the axis changes."""
+"""The figure of a sweep shows its means with their errors, and where the axis changes."""
 
 from pathlib import Path
 
@@ -35,18 +35,25 @@ def panels(figure):
     return [axes for axes in figure.get_axes() if axes.get_xlabel()]
 
 
-def test_a_curve_is_the_means_and_its_bars_one_standard_error(summary_of):
-    summary = summary_of(auc, NOISE)
+ERRORS = [("standard_error", "s.e.", 0.005), ("standard_deviation", "s.d.", 0.01 / 2**0.5)]
+
+
+@pytest.mark.parametrize(("error", "short", "size"), ERRORS)
+def test_a_curve_is_the_means_with_the_errors_asked_for(summary_of, error, short, size):
+    summary = summary_of(auc, NOISE, error=error)
     (axes,) = panels(draw(summary))
-    assert axes.get_ylabel() == "test AUC (mean ± s.e. of 2 runs)"
-    for container, points in zip(axes.containers, summary.views[0].curves.values(), strict=True):
+    assert axes.get_ylabel() == f"test AUC (mean ± {short} of 2 runs)"
+    words = error.replace("_", " ")
+    assert f"Mean ± {words} over independent runs, 2 of each" in summary.markdown()
+    assert f"| {0.8 - 0.0005 + 0.005:.4f} ± {size:.4f} |" in summary.markdown()  # Poisson
+    curves = summary.views[0].curves
+    for container, points, spread in zip(axes.containers, curves.values(), (0, size), strict=True):
         line, _, (bars,) = container.lines
         means = [point["value"] for point in points]
         np.testing.assert_array_equal(line.get_xdata(), SIGMAS)
         np.testing.assert_allclose(line.get_ydata(), means)
         ends = np.array(bars.get_segments())[:, :, 1]
-        errors = [point["standard_error"] for point in points]
-        np.testing.assert_allclose(ends.T, [np.subtract(means, errors), np.add(means, errors)])
+        np.testing.assert_allclose(ends.T, [np.subtract(means, spread), np.add(means, spread)])
 
 
 def test_runs_without_noise_stand_apart_on_the_same_scale(summary_of):

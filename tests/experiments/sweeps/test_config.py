@@ -255,6 +255,7 @@ def test_every_shipped_sweep_can_be_asked_for_by_name(path):
     assert (sweep.repetitions or 0) >= 3  # an error bar, from entropy
     assert plan(sweep, Path("runs"), path.stem)
     if path.stem.startswith("criteo"):  # a row of the papers' figure 1
+        assert sweep.error == "standard_deviation"
         first, *others = sweep.grid
         assert (first.x, first.non_private) == ("batch_size", True)
         for grid in others:
