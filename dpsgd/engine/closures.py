@@ -27,7 +27,7 @@ PyTree = Any
 _HANDFUL = 8
 """Largest array that is never refused, entries; biases of tiny models are allowed."""
 
-_LIBRARIES = {"flax", "jax", "jaxlib", "numpy", "optax", "scipy"}
+_LIBRARIES = {"beartype", "flax", "jax", "jaxlib", "jaxtyping", "numpy", "optax", "scipy"}
 
 _declared: set[bytes] = set()
 
@@ -89,7 +89,7 @@ def reachable_arrays(part: Any) -> Iterator[tuple[Any, str]]:
     The search follows variables of closures, globals named in the code and in functions within it,
     default values, partials, containers, and attributes and `__call__` of callable objects. The
     object of a method, such as a task with its data, is searched only for arrays that the method
-    names. Globals of JAX, Flax and Optax are skipped.
+    names. Globals of libraries are skipped: `_LIBRARIES`.
     """
     waiting, visited = [(part, "")], set[int]()
     while waiting:
