@@ -31,10 +31,13 @@ from dpsgd.removed import without_removed
 from dpsgd.runs.records import build, checked, to_json
 from dpsgd.runs.run import Run
 from dpsgd.runs.spec import PARTS, RunSpec
-from experiments.tasks.clicks.formats import BUCKETS, table_schema
+from experiments.tasks.clicks.formats import BUCKETS, as_arrow, table_schema
+from experiments.tasks.clicks.kinds import User
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.task import ClickModels
+from experiments.tasks.splits import ColumnError
+from samplers import cap_contributions
 from samplers.settings import SETTINGS
 
 PyTree = Any
@@ -62,16 +65,21 @@ _SET_BY = {
 
 @dataclass(frozen=True, eq=False)
 class _Rows(ClickModels):
-    """Task of encoded rows in memory, which all train."""
+    """Task of encoded rows in memory, which all train, or all within the cap of each user."""
 
     sizes: ModelConfig
     schema: Schema
     hash_seed: int
     rows: PyTree
+    users: np.ndarray | None
+    max_contributions: int | None
 
     def columns(self) -> PyTree:
         """Returns the training rows."""
-        return self.rows
+        if self.users is None:
+            return self.rows
+        assert self.max_contributions is not None, "refused by `fit`"
+        return cap_contributions(self.users, self.max_contributions).of_examples(self.rows)
 
     def metrics(self, params: PyTree) -> dict[str, float]:
         """Returns nothing: metrics of training rows would not be private."""
@@ -96,7 +104,9 @@ class _Estimator(BaseEstimator):
     model: Any = "linear"
     """Preset of the model, as --model of `dpsgd train`."""
     sampler: Any = "balls-and-bins"
-    """Name of the sampler."""
+    """Name of the sampler; "user-poisson" to protect users, with `groups` of `fit`."""
+    max_contributions: Any = None
+    """Largest number of rows of one user in `groups`: the first train, the others are left out."""
     options: Any = None
     """Further arguments of `RunSpec.of` and of the sampler, such as {"epochs": 5}."""
     random_state: Any = None
@@ -108,12 +118,13 @@ class _Estimator(BaseEstimator):
         return super().__new__(cls)
 
     @without_removed
-    def fit(self, X: Any, y: Any) -> Any:
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Any:
         """Trains on rows and labels, and returns this estimator.
 
         Args:
           X: Array or data frame of numbers and categories, [rows, columns].
           y: Labels, [rows].
+          groups: User of each row, texts or integers, [rows]; None to protect single rows.
 
         Raises:
           ValueError: If bounds or classes are not declared, or the data do not fit them.
@@ -138,6 +149,7 @@ class _Estimator(BaseEstimator):
             raise ValueError(
                 f"y has {len(labels)} labels but X has {count} rows; pass one label per row"
             )
+        users = self._users(groups, count)
         noise = {"non_private": True} if self.epsilon is None else {"target_epsilon": self.epsilon}
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         kind = SETTINGS[self.sampler]
@@ -147,7 +159,8 @@ class _Estimator(BaseEstimator):
         schema = self._schema(names, declared)
         model = ClickModels(PRESETS[self.model], schema, hash_seed=0)
         rows = {"label": labels, **model.encode(table)}
-        task = _Rows(model.sizes, schema, model.hash_seed, rows)
+        sizes, most = model.sizes, self.max_contributions
+        task = _Rows(sizes, schema, model.hash_seed, rows, users, most)
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             Run.create(task, spec, out).train()
@@ -159,6 +172,25 @@ class _Estimator(BaseEstimator):
         params = jax.tree.map(np.asarray, trained.params)
         self._model = TrainedModel(Path(), {}, self.guarantee_, model, params)
         return self
+
+    def _users(self, groups: Any, count: int) -> np.ndarray | None:
+        """Returns the user of each row; None to protect rows."""
+        protects_users = self.sampler == "user-poisson"
+        if {groups is not None, self.max_contributions is not None} != {protects_users}:
+            raise ValueError(
+                'sampler="user-poisson", max_contributions and fit(X, y, groups=...), the user of '
+                "each row, protect users together: give all three, or none to protect rows"
+            )
+        if groups is None:
+            return None
+        try:
+            users = User().decode(as_arrow(groups, "groups"), "groups").values
+        except ColumnError as error:
+            place = "" if error.row is None else f", row {error.row}"
+            raise ValueError(f"groups{place}: {error.problem}") from None
+        if len(users) != count:
+            raise ValueError(f"groups has {len(users)} users but X has {count} rows; pass one each")
+        return users
 
     @property
     def _caveat(self) -> str:

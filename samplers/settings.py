@@ -182,8 +182,9 @@ class SamplerSettings(Record):
 _NEEDS = {
     "tree": "units, and these data have no unit columns: see 'Users and episodes', or in a program "
     "pass UnitData.of_tree(UnitTree.from_columns(...), columns)",
-    "max_contributions": "users, and these data have no user column: see 'Users and episodes', or "
-    "in a program pass cap_contributions(...).of_examples(columns)",
+    "max_contributions": "users, and these data have no user column with a cap: prepare a table "
+    "with --user and give --max-contributions (see 'Users and episodes'), or in a program pass "
+    "cap_contributions(...).of_examples(columns)",
 }
 
 

@@ -193,9 +193,10 @@ class Guarantee:
             names = " and ".join(self.initial_names)
             cost = f"epsilon <= {upper} (this run and {names} together)"
             cost += self.together._of_interruptions("the runs")
+        units = "rows" if self.unit == "example" else f"{self.unit}s"
         return (
-            f" for rows that did not train the initial model; for rows that did, {cost}; for the "
-            "other rows, "
+            f" for {units} that did not train the initial model; for {units} that did, {cost}; for "
+            f"the other {units}, "
         )
 
     def _of_noise(self) -> str:

@@ -221,10 +221,12 @@ def _meaning(record: dict[str, Any]) -> str:
             f"{record['unit']} of the training data."
         )
     accuracy = record["attack_accuracy_upper"]
-    rows = "For rows that did not train the initial model, " if record["initial_names"] else ""
-    the = "the" if rows else "The"
+    the = "The"
+    if record["initial_names"]:
+        units = "rows" if record["unit"] == "example" else f"{record['unit']}s"
+        the = f"For {units} that did not train the initial model, the"
     return (
-        f"{rows}{the} interval contains the mechanism's true epsilon, and its upper end is the "
+        f"{the} interval contains the mechanism's true epsilon, and its upper end is the "
         "guarantee:\n"
         f"to replace one {record['unit']} of the training data by one whose gradient is zero\n"
         "changes the law of the trained parameters by no more than this epsilon and delta.\n"

@@ -29,6 +29,7 @@ from experiments.tasks.clicks.store import (
     StoreWriter,
     columns_of,
     map_column,
+    numbered,
     one_line_errors,
 )
 from experiments.tasks.splits import Columns, blocks_of
@@ -39,6 +40,8 @@ BLOCK_ROWS = 1 << 18
 """Rows copied at a time."""
 RECORD = "piece.json"
 """File of a piece's number of rows, and of its first fault."""
+USERS = "users.json"
+"""File of the names of a piece's users, in the order of their numbers in the piece."""
 
 
 class FaultyFiles(ValueError):
@@ -131,23 +134,27 @@ class StoreWork:
 
     def parse(self, span: Span) -> None:
         """Parses one span, and writes its columns and a record."""
-        rows, fault = 0, None
+        rows, fault, users = 0, None, dict[bytes, int]()
         attempt = self.folder / f".{span.name}.{secrets.token_hex(8)}"
         attempt.mkdir(mode=0o700)
         try:
             with contextlib.ExitStack() as stack:
                 names = columns_of(self.format.schema)
-                files = {n: stack.enter_context(open(attempt / n, "xb")) for n in (*names, RECORD)}
+                every = (*names, RECORD, USERS)
+                files = {name: stack.enter_context(open(attempt / name, "xb")) for name in every}
                 try:
                     opened = self.format.open(Path(span.path), span=span)
                     for block in self.format.encoded(opened):
                         rows += len(block["label"])
+                        if "user" in names:
+                            block["user"] = numbered(block["user"], users)
                         for name in names:
                             files[name].write(np.ascontiguousarray(block[name]).data)
                 except DataError as error:
                     terms = "problem", "line", "row", "column"
                     fault = {name: getattr(error, name) for name in terms}
                 files[RECORD].write(json.dumps({"rows": rows, "fault": fault}).encode())
+                files[USERS].write(json.dumps([user.decode("latin-1") for user in users]).encode())
                 for file in files.values():
                     file.flush()
                     os.fsync(file.fileno())
@@ -174,15 +181,20 @@ class StoreWork:
         return Piece(span, **record)
 
     def columns(self, piece: Piece) -> Columns:
-        """Returns the memory-mapped columns of a piece.
+        """Returns the memory-mapped columns of a piece, users by their names.
 
         Raises:
             StoreError: If a file is missing or truncated.
         """
-        return {
-            name: map_column(self.folder / piece.span.name / name, dtype, width, piece.rows)
+        folder = self.folder / piece.span.name
+        columns = {
+            name: map_column(folder / name, dtype, width, piece.rows)
             for name, (dtype, width) in columns_of(self.format.schema).items()
         }
+        if "user" in columns:
+            names = [name.encode("latin-1") for name in json.loads((folder / USERS).read_text())]
+            columns["user"] = np.array(names, object)[columns["user"]]
+        return columns
 
 
 def _faults(pieces: Sequence[Piece]) -> Iterator[DataError]:

@@ -104,11 +104,41 @@ def test_a_pickled_model_predicts_and_holds_no_key_or_rows(model, monkeypatch):
         ({"sampler": ["x"]}, "sampler must be one of deterministic, "),
         ({"number_transform": "log"}, "number_transform must be one of none, "),
         ({"categories": "x1"}, "categories: must be a list"),
+        ({"sampler": "user-poisson", "max_contributions": 2}, 'sampler="user-poisson", max_contr'),
+        ({"max_contributions": 2}, 'sampler="user-poisson", max_contr'),
     ],
 )
 def test_what_is_not_declared_or_does_not_fit_is_refused(given, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         clone(DPClassifier(3.0, **{**PUBLIC, **given})).fit(X, Y)
+
+
+OF_USERS = {**PUBLIC, "sampler": "user-poisson", "max_contributions": 2, "model": "linear"}
+
+
+def test_groups_are_the_protected_users():
+    model = DPClassifier(3.0, **OF_USERS, options={"batch_size": 20, "audit": False, "epochs": 1})
+    users = np.array([f"user {i % 25}" for i in range(60)])
+    guarantee = model.fit(X, Y, groups=users).guarantee_
+    assert guarantee["unit"] == "user"
+    assert "unit: one user" in guarantee["guarantee"]
+    [segment] = guarantee["segments"]
+    sampler = segment["sampler"]
+    assert (sampler["num_examples"], sampler["num_users"]) == (50, 25)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (["a"] * 59, "groups has 59 users but X has 60 rows"),
+        (["a"] * 59 + [None], "groups, row 59: found nothing, expected a user"),
+        (np.ones(60), "groups: holds double, expected texts, integers"),
+        (np.ones((60, 2), int), "groups: expected values of one type"),
+    ],
+)
+def test_groups_that_do_not_name_each_rows_user_are_refused(groups, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        DPClassifier(3.0, **OF_USERS).fit(X, Y, groups=groups)
 
 
 @pytest.mark.parametrize(("kind", "second"), [(DPClassifier, 1e-5), (DPRegressor, (0, 100))])

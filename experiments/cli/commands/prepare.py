@@ -33,6 +33,9 @@ def prepare(question: FromFiles | PrepareTfds | PrepareSynthetic) -> None:
             store = Store.open(question.store)
             rows = store.num_rows
             sizes = ": " + ", ".join(f"{store.rows(split):,} {split}" for split in store.splits)
+            if store.schema.user:
+                most = max(int(store.users(split).max()) for split in store.splits)
+                sizes += f"; {counted(1 + most, 'user')}, each with all rows in one split"
         assert rows is not None, "a raw file has rows that were generated"
         console.line(f"{counted(rows, 'row')} in {question.store}{sizes}")
 
@@ -79,7 +82,7 @@ def _format(question: FromFiles) -> Any:
         return replace(SEARCH, schema=schema.sponsored_search(question.include))
     if not isinstance(question, PrepareCsv):
         return DISPLAY
-    names = "categories", "numbers", "buckets", "transform", "missing"
+    names = "categories", "numbers", "buckets", "transform", "missing", "user"
     arguments = {name: getattr(question, name) for name in names}
     arguments["bounds"] = _by_column(
         "--bounds", question.bounds, ":", _ends, "LOW:HIGH", "[LOW, HIGH]"

@@ -231,8 +231,8 @@ class OfTask(AboutRun):
           words: Words after the command, which may name a sampler and a task.
         """
         command_options = super().options(words)
-        kind = find_task(word_of(words, "task") or DEFAULT)
-        for option in options_of(kind, "task options") if isinstance(kind, type) else ():
+        task, sampler = word_of(words, "task") or DEFAULT, word_of(words, "sampler")
+        for option in cls.task_options(task, sampler):
             if option.name == "data":
                 default = None if option.default is MISSING and not cls.PLACED else option.default
                 option = dataclasses.replace(option, place=cls.PLACED, default=default)
@@ -240,11 +240,26 @@ class OfTask(AboutRun):
         return joined_options(command_options, "task")
 
     @classmethod
+    def task_options(cls, task: str, sampler: str | None) -> list[Option]:
+        """Returns the settings of a task; a cap on users' rows is one for samplers of users.
+
+        Args:
+          task: Name of the task.
+          sampler: Name of the sampler; None if it is not known yet.
+        """
+        if not isinstance(kind := find_task(task), type):
+            return []
+        options, cap = options_of(kind, "task options"), "max_contributions"
+        capped = sampler is None or cap in sampler_kind(sampler, execute=True).of_data()
+        if capped and cap not in cls.__dataclass_fields__:
+            return options
+        return [option for option in options if option.name != cap or option.default is not None]
+
+    @classmethod
     def build(cls, values: Mapping[str, Any], **others: Any) -> Any:
         """Builds the question from option values."""
-        kind = find_task(values["task"])
-        names = [option.name for option in options_of(kind)] if isinstance(kind, type) else []
-        settings = {name: values[name] for name in names}
+        options = cls.task_options(values["task"], values["sampler"])
+        settings = {option.name: values[option.name] for option in options}
         return super().build(values, settings=settings, **others)
 
     @cached_property

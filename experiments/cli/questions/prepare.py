@@ -142,11 +142,13 @@ class PrepareCsv(FromFiles, Labelled):
         [VALUE, ...]. Each value gets a bucket of its own; an undeclared value counts as missing.
       buckets: Number of hash buckets, a power of two: one number for all categories without
         declared values, or one for each. Choose it from public knowledge, not by counting rows.
+      user: Column that names each row's user, for guarantees of users; it is no feature. All rows
+        of a user lie in one split.
       transform: Transform of numbers x. log1p: sign(x) log(1 + |x|), for counts; none: x, for
         scaled numbers; both: numbers with bounds get a curve of the logarithm and one of x.
       missing: Texts that mean a missing value, such as NA. The empty text always does.
-      order: Validation and test rows: chosen at random by row number (public generator), or the
-        last rows.
+      order: Validation and test rows: chosen at random by row number (public generator), or by a
+        hash of the user; or the last rows, for tables without users.
       split: Fractions of training, validation and test rows.
     """
 
@@ -157,6 +159,7 @@ class PrepareCsv(FromFiles, Labelled):
     bounds: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     buckets: tuple[Count, ...] = (1 << 16,)
+    user: str | None = None
     transform: Literal["log1p", "none", "both"] = "both"
     missing: tuple[str, ...] = ()
     order: Literal["random", "chronological"] = "random"

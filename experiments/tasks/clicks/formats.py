@@ -34,6 +34,7 @@ from experiments.tasks.clicks.kinds import (
     Kind,
     Label,
     Number,
+    User,
 )
 from experiments.tasks.clicks.schema import DISPLAY_ADS, MISSING, SPONSORED_SEARCH, Schema
 from experiments.tasks.clicks.store import Store, StoreWriter, empty_columns
@@ -65,6 +66,11 @@ class Format:
     def __post_init__(self) -> None:
         if unknown := [name for name in self.features if name not in self.kinds]:
             raise ValueError(f"{self.schema.name} files have no column {', '.join(unknown)}")
+        if self.schema.user and self.split.order == "chronological":
+            raise ValueError(
+                f"user {self.schema.user}: a chronological split would test the model on users who "
+                "trained it; leave out --order, or prepare later rows as a store to evaluate on"
+            )
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -172,7 +178,8 @@ class Format:
         """Encodes a batch of rows as the columns of a store.
 
         Numbers become ``Schema.transformed`` numbers, categories their hashed ids or the indices of
-        their declared values, and missing values 0.
+        their declared values, and missing values 0. Users, read with the label, are names in bytes,
+        which `StoreWriter.write` numbers.
 
         Raises:
             ColumnError: For the first unreadable column, with its first such row.
@@ -180,9 +187,11 @@ class Format:
         schema, kinds = self.schema, self.kinds
         columns = empty_columns(schema, len(next(iter(batch.values()))))
         if label is None:
-            del columns["label"]
+            columns = {name: x for name, x in columns.items() if name not in ("label", "user")}
         else:
             columns["label"][:] = kinds[label].decode(batch[label], label).values
+            if user := schema.user:
+                columns["user"] = kinds[user].decode(batch[user], user).values
         for j, name in enumerate(schema.integers):
             values, missing = kinds[name].decode(batch[name], name)
             columns["integers"][:, j] = np.where(missing, 0, schema.transformed(values))
@@ -233,7 +242,7 @@ class Format:
                     f"column {name}: expected a list of values, one per row, got {rows[name]!a:.40}"
                 )
         try:
-            batch = {name: _array(rows[name], name) for name in names}
+            batch = {name: as_arrow(rows[name], name) for name in names}
             if len({len(array) for array in batch.values()}) > 1:
                 lengths = ", ".join(f"{name} has {len(array):,}" for name, array in batch.items())
                 raise ValueError(f"columns must have equal lengths: {lengths}")
@@ -265,10 +274,11 @@ class Format:
         )
 
     def _columns(self, labelled: bool) -> list[str]:
-        return [*([self.label] if labelled else []), *self.features]
+        users = [self.schema.user] * bool(self.schema.user)
+        return [*([self.label, *users] if labelled else []), *self.features]
 
 
-def _array(values: Any, column: str) -> pa.Array:
+def as_arrow(values: Any, column: str) -> pa.Array:
     """Returns a list, or an array of NumPy, pandas or Arrow, as one of Arrow; NaN is null."""
     try:
         array = pa.array(values, from_pandas=True)
@@ -304,6 +314,7 @@ def table_format(schema: Schema, hash_seed: int = 0, split: Split = RANDOM) -> F
         schema.label: Clipped(*bounds) if bounds else Label(schema.classes),
         **dict.fromkeys(schema.integers, Number(missing, schema.transform != "none")),
         **{name: Category(missing, schema.declared.get(name)) for name in schema.categories},
+        **({schema.user: User(missing)} if schema.user else {}),
     }
     return Format(schema, kinds, schema.label, split=split, hash_seed=hash_seed)
 
@@ -320,6 +331,7 @@ def table_schema(
     label_bounds: Sequence[float] = (),
     bounds: Mapping[str, tuple[float, float]] | None = None,
     values: Mapping[str, Sequence[str]] | None = None,
+    user: str | None = None,
 ) -> Schema:
     """Returns the schema of a table.
 
@@ -337,16 +349,19 @@ def table_schema(
         label_bounds: Public (low, high) of a numerical label.
         bounds: Public (low, high) of numbers, by column.
         values: Public values of categories, by column, not hashed; all others are missing.
+        user: Column that names each row's user; None for rows without users.
 
     Raises:
         ValueError: For a repeated name, no feature, or unfit buckets, bounds or values.
     """
-    names = [label, *categories, *numbers]
+    names = [label, *categories, *numbers, *([] if user is None else [user])]
     if not label:
         raise ValueError("--label is empty; name the column to predict")
+    if user == "":
+        raise ValueError("--user is empty; name the column of users, or leave it out")
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ValueError(
-            f"{', '.join(repeated)}: name each column once, as label, category or number"
+            f"{', '.join(repeated)}: name each column once, as label, category, number or user"
         )
     if not categories and not numbers:
         raise ValueError("no columns to learn from; name them by --categories, --numbers or both")
@@ -375,6 +390,7 @@ def table_schema(
         label_bounds=tuple(label_bounds),
         bounds=tuple(bounds.get(name) for name in numbers) if bounds else (),
         values=tuple(declared.get(name) for name in categories) if declared else (),
+        user=user or "",
     )
 
 

@@ -174,6 +174,24 @@ class Category(Kind):
 
 
 @dataclass(frozen=True)
+class User(Kind):
+    """Texts, integers, booleans or dates that name users, none missing: bytes.
+
+    >>> User().decode(pa.array(["ann", "bob"]), "user").values
+    array([b'ann', b'bob'], dtype=object)
+    """
+
+    missing: tuple[str, ...] = ()
+
+    def decode(self, array: pa.Array, column: str) -> Decoded:
+        """Returns the names as bytes."""
+        texts = _spelled(_plain(array), column, "texts, integers, booleans or dates")
+        missing = absent(texts, self.missing)
+        _refuse(missing, texts, column, "a user: remove the row, or name its user")
+        return Decoded(np.array(texts.view(pa.binary()).to_pylist(), object), missing)
+
+
+@dataclass(frozen=True)
 class Integer(Kind):
     """Decimal integers, int64; the value `missing` stands for a missing one.
 
@@ -362,13 +380,18 @@ def hashed(texts: pa.Array, missing: Sequence[str] = ()) -> Decoded:
     Two texts collide with a probability of about 2^-64.
 
     Args:
-        texts: Texts, Arrow strings: [rows].
+        texts: Texts, Arrow strings or bytes: [rows].
         missing: Further texts that stand for a missing value.
     """
     starts, lengths = extents(texts)
     padded = characters(texts) + b"\0" * 8
     words = np.ndarray(len(padded) - 7, dtype="<u8", buffer=padded, strides=(1,))
     return Decoded(_hash(words, starts - starts[:1], lengths), absent(texts, missing))
+
+
+def hashes_of(names: np.ndarray) -> np.ndarray:
+    """Hashes names, bytes, to uint64[rows]."""
+    return hashed(pa.array(names, pa.binary())).values
 
 
 def absent(texts: pa.Array, missing: Sequence[str] = ()) -> np.ndarray:

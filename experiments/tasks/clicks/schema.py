@@ -138,6 +138,8 @@ class Schema:
     """Public (low, high) of each number, None for one without; empty if none has any."""
     values: tuple[tuple[str, ...] | None, ...] = ()
     """Declared values of each category, None for one that is hashed; empty if all are."""
+    user: str = ""
+    """Column that names each row's user, which is no feature; empty for rows without users."""
 
     def __post_init__(self) -> None:
         if not self.categories and not self.integers:

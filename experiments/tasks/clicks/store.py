@@ -2,8 +2,9 @@
 
 Columns, rows first: "label" [n], in the dtype of the schema's target; "integers" float32[n, I],
 transformed, 0 where missing; "integers_missing" bool[n, I]; "categories" int32[n, C], hashed ids, 0
-where missing (see `experiments.tasks.clicks.schema`). The file ``train.label`` holds the labels of
-the training rows, and nothing else.
+where missing (see `experiments.tasks.clicks.schema`); "user" int32[n], if a column names users:
+their numbers, from 0 in the order of their first rows, the same in all splits. The file
+``train.label`` holds the labels of the training rows, and nothing else.
 
 A store is written into the sibling folder ``.NAME.partial`` and renamed when all its files are on
 the disk: it is whole, or absent. A process that dies leaves that folder, unlocked; the next one
@@ -30,7 +31,14 @@ import numpy as np
 from dpsgd.files import fsync_folder, parse_json
 from dpsgd.runs.records import build, checked, to_json
 from experiments.tasks.clicks.schema import Schema
-from experiments.tasks.splits import SPLITS, Columns, Split, chronological_split, taken
+from experiments.tasks.splits import (
+    SPLITS,
+    Columns,
+    Split,
+    chronological_split,
+    random_masks,
+    taken,
+)
 
 FORMAT = "dpsgd-columns"
 VERSION = 3
@@ -50,6 +58,7 @@ def columns_of(schema: Schema) -> dict[str, tuple[np.dtype, int | None]]:
         "integers": (np.dtype("<f4"), len(schema.integers)),
         "integers_missing": (np.dtype(bool), len(schema.integers)),
         "categories": (np.dtype("<i4"), len(schema.categories)),
+        **({"user": (np.dtype("<i4"), None)} if schema.user else {}),
     }
 
 
@@ -181,7 +190,7 @@ class Store(Manifest):
             raise StoreError(f"{path} has a damaged {MANIFEST}: {error}") from None
         store = cls(**vars(manifest), path=path, digest=hashlib.sha256(text).hexdigest())
         for split in SPLITS:
-            store.load(split)
+            store._mapped(split)
         return store
 
     @property
@@ -200,11 +209,26 @@ class Store(Manifest):
         return self.splits[split]
 
     def load(self, split: str) -> Columns:
-        """Returns the columns of `split`, read-only and memory-mapped.
+        """Returns the columns of `split` but the user, read-only and memory-mapped.
 
         Raises:
             StoreError: If there is no such split, or a file is missing or truncated.
         """
+        return {name: column for name, column in self._mapped(split).items() if name != "user"}
+
+    def users(self, split: str) -> np.ndarray:
+        """Returns the number of each row's user, int32[rows].
+
+        Raises:
+            StoreError: If the store has no user column.
+        """
+        if not self.schema.user:
+            raise StoreError(
+                f"{self.path} has no user column; prepare the table with --user COLUMN"
+            )
+        return self._mapped(split)["user"]
+
+    def _mapped(self, split: str) -> Columns:
         rows = self.rows(split)
         return {
             column: map_column(self.path / f"{split}.{column}", dtype, width, rows)
@@ -251,8 +275,9 @@ class Store(Manifest):
             text = f"{', '.join(changed[:5])}{', ...' * (len(changed) > 5)}"
             return f"was prepared with other columns ({text})"
         stored_fields, fields = vars(self.schema), vars(schema)
-        # No row depends on bounds.
-        if changed := [x for x in fields if stored_fields[x] != fields[x] and x != "bounds"]:
+        # No feature depends on bounds or users.
+        unread = "bounds", "user"
+        if changed := [x for x in fields if stored_fields[x] != fields[x] and x not in unread]:
             return f"was prepared with other {', '.join(changed)}"
         if self.hash_seed != hash_seed:
             return (
@@ -330,7 +355,7 @@ class StoreWriter:
         """Writes blocks of rows and returns the store.
 
         Args:
-            blocks: Columns of consecutive rows.
+            blocks: Columns of consecutive rows; users by their names, bytes.
             split: Split of the rows.
             source: Origin of the rows, or a function that returns it when all rows are written.
             progress: Function of the number of rows done, called after every block.
@@ -338,9 +363,16 @@ class StoreWriter:
         Raises:
             StoreError: If the store exists, or cannot be written.
         """
+        users: dict[bytes, int] = {}
         with self:
             for block in blocks:
-                for name, rows in split.places(self.num_rows, len(block["label"])).items():
+                places = split.places(self.num_rows, len(block["label"]))
+                if self.schema.user:  # a user's name alone decides for all of the user's rows
+                    from experiments.tasks.clicks.kinds import hashes_of  # only here Arrow
+
+                    places = random_masks(hashes_of(block["user"]), split.fractions)
+                    block = {**block, "user": numbered(block["user"], users)}
+                for name, rows in places.items():
                     self.append(taken(block, rows), name)
                 if progress is not None:
                     progress(self.num_rows)
@@ -420,6 +452,20 @@ class StoreWriter:
             self._unlock()
             fsync_folder(self.out.parent)
         return Store.open(self.out)
+
+
+def numbered(users: np.ndarray, numbers: dict[bytes, int]) -> np.ndarray:
+    """Returns the number of each row's user, int32[rows].
+
+    Args:
+        users: Name of each row's user: [rows].
+        numbers: Number of each user so far, to which new users are added; some 200 bytes each.
+
+    >>> numbered(np.array([b"ann", b"bob", b"ann"], object), {b"bob": 0})
+    array([1, 0, 1], dtype=int32)
+    """
+    ids = (numbers.setdefault(user, len(numbers)) for user in users)
+    return np.fromiter(ids, np.int32, len(users))
 
 
 @contextlib.contextmanager

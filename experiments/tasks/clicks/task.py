@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from accounting.records import Count
 from dpsgd.runs.recommendation import RecommendationRequest, Settings
 from dpsgd.runs.records import build, checked, to_json
 from experiments.tasks.clicks.recommendation import epsilon_of, recommended
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig, preset_for
 from experiments.tasks.models import Models
+from samplers import UnitData, cap_contributions
+from samplers.contribution import Contributions
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no JAX
     from dpsgd.engine.queries import Refinement
@@ -208,6 +211,8 @@ class Clicks(ClickModels):
         preset's.
       huber: Residual (in the label's units) above which the loss of a numerical label grows
         linearly (Huber), so that outliers move the model less. Default: squared error.
+      max_contributions: For user-poisson, on a table prepared with --user: largest number of
+        training rows of one user, the first in the order of the files. The others are left out.
     """
 
     data: Path
@@ -217,11 +222,14 @@ class Clicks(ClickModels):
     hidden: tuple[int, ...] | None = None
     bins: int | None = None
     huber: float | None = None
+    max_contributions: Count | None = None
 
     def __post_init__(self) -> None:
         self._sized(self.model or "small")  # refused before anything is read
         if self.huber:
             self.schema.target.robust(self.huber)
+        if self.max_contributions is not None:
+            self.store.users("train")
 
     def settle(self, request: RecommendationRequest) -> tuple[Clicks, dict[str, str]]:
         """Chooses the model preset, and states the reason."""
@@ -260,36 +268,49 @@ class Clicks(ClickModels):
 
         return Store.open(self.data)
 
-    @property
+    @cached_property
     def schema(self) -> Schema:  # type: ignore[override]
-        """Columns of the store."""
-        return self.store.schema
+        """Columns of the store that the model reads."""
+        return dataclasses.replace(self.store.schema, user="")
 
     @property
     def hash_seed(self) -> int:  # type: ignore[override]
         """Public hash seed of the store."""
         return self.store.hash_seed
 
-    @property
+    @cached_property
     def num_examples(self) -> int:
-        """Number of training rows."""
-        return self.store.rows("train")
+        """Number of training rows within the cap of each user."""
+        capped = self._capped
+        return self.store.rows("train") if capped is None else capped.kept_examples.size
 
-    def columns(self) -> PyTree:
-        """Returns memory-mapped training rows; a process reads its data shards."""
-        return self.store.load("train")
+    def columns(self) -> PyTree | UnitData:
+        """Returns memory-mapped training rows, of which a process reads its data shards.
+
+        Rows within the cap of each user are read into memory.
+        """
+        columns = self.store.load("train")
+        return columns if self._capped is None else self._capped.of_examples(columns)
+
+    @cached_property
+    def _capped(self) -> Contributions | None:
+        most = self.max_contributions
+        return None if most is None else cap_contributions(self.store.users("train"), most)
 
     def held_out(self, split: str) -> Iterator[PyTree]:
         """Returns the rows of a split, block by block."""
         return self.store.blocks(split)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the description, with the best metrics of generated rows.
+        """Returns the description, with users' cap and the best metrics of generated rows.
 
         Raises:
           ValueError: If a store of generated rows lacks their description.
         """
         source = self.store.source
+        if self.max_contributions is not None:
+            kept = f"the first {self.max_contributions} rows of each user, as the files have them"
+            return {**super().describe(), "user": self.store.schema.user, "kept": kept}
         if source.get("format") != "synthetic":
             return super().describe()
         location = f"{self.data / 'manifest.json'}: source, test_bayes_auc"

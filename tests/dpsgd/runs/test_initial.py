@@ -21,7 +21,7 @@ from dpsgd.runs.ledger import read
 from dpsgd.runs.result import Bundle, FinishedRun
 from dpsgd.runs.terms import Terms, segment_records
 from experiments.cli import main
-from samplers import BallsAndBins, Multistage, Poisson, UnitTree
+from samplers import BallsAndBins, Multistage, Poisson, UnitTree, UserPoisson
 from samplers.settings import SETTINGS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "selection"))
@@ -194,6 +194,19 @@ def test_no_joint_cost_is_stated_where_none_is_proved(other):
     whole = cost([Segment(own, initial=Initial("0", segments, "model"))], 1e-5)
     assert whole.together is None
     assert UNKNOWN in whole.sentence()
+
+
+def test_users_in_both_runs_pay_for_both():
+    days = [Mechanism(UserPoisson(n, 10, max_contributions=3), 4.0, 1.0) for n in (900, 1100)]
+    earlier, later = (Segment(day, unit="user") for day in days)
+    initial = Initial("0", (earlier,), "monday")
+    whole = cost([dataclasses.replace(later, initial=initial)], 1e-5)
+    joint = cost([earlier, later], 1e-5).epsilon
+    assert whole.together.epsilon == joint
+    assert joint.upper > max(cost([day], 1e-5).epsilon.upper for day in (earlier, later))
+    said = whole.sentence()
+    assert BEGUN.replace("rows", "users") in said
+    assert "for the other users, " in said
 
 
 def test_joint_cost_counts_initial_models_once_and_attempts_each():

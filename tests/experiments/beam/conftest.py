@@ -9,6 +9,7 @@ from experiments.tasks.clicks.synthetic import rows as synthetic
 
 FORMATS = {"criteo-display": DISPLAY, "criteo-search": SEARCH}
 TABLE = table_format(table_schema("y", categories=("c",), numbers=("x",)))
+OF_USERS = table_format(table_schema("y", numbers=("x",), user="c"))
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +32,11 @@ def raw_files(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def table_files(tmp_path_factory):
-    """Two tables, in one of which a value holds a line end."""
+    """Two tables with values in common; some hold a line end."""
     folder = tmp_path_factory.mktemp("tables")
     one, two = folder / "may.csv", folder / "june.csv"
-    one.write_text("y,c,x,z\n" + "".join(f'{i % 2},"a\n{i % 7}",{i},0\n' for i in range(100)))
-    two.write_text("x,y,c\n" + "".join(f"{i},{i % 2},b\n" for i in range(50)))
+    one.write_text("y,c,x,z\n" + "".join(f'{i % 2},"a\n{i % 37}",{i},0\n' for i in range(100)))
+    two.write_text("x,y,c\n" + "".join(f'{i},{i % 2},"a\n{i % 41}"\n' for i in range(50)))
     return [one, two]
 
 

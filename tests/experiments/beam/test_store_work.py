@@ -15,6 +15,7 @@ from experiments.tasks.clicks.formats import Format
 from experiments.tasks.clicks.store import StoreError
 from tests.experiments.beam.conftest import (
     FORMATS,
+    OF_USERS,
     TABLE,
     Workers,
     contents,
@@ -53,9 +54,10 @@ def test_gzip_files_and_unterminated_files_are_read_alike(one_process, tmp_path)
     assert contents(out) == contents(local)
 
 
-def test_tables_are_tasks_by_the_file(table_files, tmp_path):
-    TABLE.prepare(table_files, tmp_path / "a")
-    prepare(table_files, tmp_path / "b", TABLE, Workers(), range_bytes=10)
+@pytest.mark.parametrize("table", [TABLE, OF_USERS])
+def test_tables_are_tasks_by_the_file(table, table_files, tmp_path):
+    table.prepare(table_files, tmp_path / "a")
+    prepare(table_files, tmp_path / "b", table, Workers(), range_bytes=10)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
