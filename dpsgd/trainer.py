@@ -165,8 +165,9 @@ def train(
         audited=audit,
         data_on=data_on,
         block_steps=block_steps,
+        reproducible_noise=insecure_seed is not None,
     )
-    guarantee = job.guarantee(reproducible_noise=insecure_seed is not None)
+    guarantee = job.guarantee
     job.programs()
     note = f"audit before training: {job.audit()}"
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))

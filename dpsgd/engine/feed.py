@@ -190,7 +190,7 @@ class Layout(NamedTuple):
         sampler: BatchSampler,
         data: PyTree,
         seeds: Seeds,
-        batches: Callable[[Seeds], BatchFiles] | None = None,
+        batches: BatchFiles | None = None,
     ) -> Callable[..., Iterator[Inputs]]:
         """Returns the blocks of a run, with their rows.
 
@@ -198,7 +198,7 @@ class Layout(NamedTuple):
           sampler: Sampler of the run.
           data: Columns of the data.
           seeds: Sampling seeds.
-          batches: Function of the seeds that opens batches drawn ahead.
+          batches: Batches drawn ahead, in place of draws and rows.
 
         Returns:
           A function (first step, ends=None) that yields all blocks from a step on, on the devices;
@@ -211,7 +211,7 @@ class Layout(NamedTuple):
         if batches is not None:
             if not self.streamed:
                 raise ValueError("batches drawn ahead bring their rows; take data_on='host'")
-            draw = batches(seeds).blocks
+            draw = batches.blocks
         else:
             shards = self.process_shards(sampler)
             source = BatchSource(sampler, seeds, shards=shards, read_ahead=True)

@@ -22,7 +22,7 @@ from dpsgd.engine.feed import BLOCK_STEPS, Layout, keys_of
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.sources import RowSource, columns_of_source
 from dpsgd.engine.step import BlockInputs, Watch, compiled_block, flush_noise
-from dpsgd.noise.keys import Keys, Seeds
+from dpsgd.noise.keys import Keys
 from samplers import BatchSampler, UnitData
 
 PyTree = Any
@@ -65,7 +65,7 @@ def train_blocks(
     watch: Watch | None = None,
     placement: Placement | None = None,
     layout: Layout | None = None,
-    batches: Callable[[Seeds], BatchFiles] | None = None,
+    batches: BatchFiles | None = None,
     flush_every: int | None = None,
     keys: Keys | None = None,
 ) -> Generator[Block]:
@@ -96,8 +96,7 @@ def train_blocks(
       placement: Devices that compute; by default one. Other devices add up in another order and
         give other bits.
       layout: Layout in place of the previous three options, see `Layout.choose`.
-      batches: Function of the sampling seeds that opens batches drawn ahead; no row of `data` is
-        read.
+      batches: Batches drawn ahead, in place of draws and rows of `data`.
       flush_every: Period F in steps of the run: at its multiples a block ends and all pending noise
         of lazy tables is drawn, so that the guarantee covers `Block.state`. The last step of the
         run always flushes.

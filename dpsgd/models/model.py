@@ -160,6 +160,7 @@ def read_model(
       FileNotFoundError: If there is no model.
       ValueError: If the model is damaged, or its task is unknown.
     """
+    from dpsgd.runs.initial import read_arrays  # with JAX
     from dpsgd.runs.result import FinishedRun
 
     kinds = installed_tasks() if kinds is None else kinds
@@ -167,15 +168,15 @@ def read_model(
         bundle = Bundle.read(path)
         task_or_class = task or _installed_task(path, bundle.task["name"], kinds)
         task = _finished_task(bundle.task, task_or_class, f"{path / MODEL} is damaged")
-        params = RunDirectory(path).read_params(_shapes(task))
+        params = read_arrays(RunDirectory(path).params_path, _shapes(task))
         return TrainedModel(path, bundle.task, bundle.guarantee, task, params)
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} is neither an exported model nor a run directory")
     run = FinishedRun.read(path)
-    folder, damage = RunDirectory(path), f"{path / 'config.json'} is damaged, or of another version"
+    damage = f"{path / 'config.json'} is damaged, or of another version"
     task = task or _recorded_task(path, run.task["name"], kinds, execute)
     task = _finished_task(run.task, task, damage)
-    params = folder.read_params(_shapes(task))
+    params = read_arrays(RunDirectory(path).params_path, _shapes(task))
     run.check_params()
     guarantee = {**run.history.guarantee().record(), "audit": run.history.audit}
     guarantee["segments"] = segment_records(run.history.parts)

@@ -29,7 +29,7 @@ from dpsgd.files import (
     reserve,
     write_atomically,
 )
-from dpsgd.runs.decision import Saved
+from dpsgd.runs.attempts import Saved
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import checked
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,12 +24,13 @@ from dpsgd.files import (
     parse_json,
     write_atomically,
 )
+from dpsgd.runs.attempts import StopFile
 from dpsgd.runs.checkpoint import Checkpoints
-from dpsgd.runs.draws import destroy_stop, stop_files
 from dpsgd.runs.history import History, LedgerError
 from dpsgd.runs.ledger import read
-from dpsgd.runs.records import checked
-from dpsgd.runs.spec import check_version, config_digest
+from dpsgd.runs.records import checked, fields_of
+from dpsgd.runs.spec import RunSpec, config_digest, sampler_name
+from dpsgd.runs.task import TaskRecord
 
 if TYPE_CHECKING:
     from dpsgd.core.state import Diagnostics
@@ -51,6 +51,18 @@ CALIBRATION = "calibration.json"
 
 SECRETS = "secret"
 """Folder with secrets of a private selection, destroyed at its end."""
+
+
+class Configuration(NamedTuple):
+    """Content of `config.json`."""
+
+    record: dict[str, Any]
+    spec: RunSpec
+    """Resolved settings."""
+    task: dict[str, Any]
+    """The task's "name", "settings" and "description", as JSON values."""
+    where: str
+    """Prefix of error messages."""
 
 
 class RunDirectory:
@@ -151,6 +163,11 @@ class RunDirectory:
         """Checkpoints of an unfinished run."""
         return Checkpoints(self.path / "checkpoints")
 
+    @property
+    def stop_file(self) -> StopFile:
+        """File of a clean stop of an unfinished run."""
+        return StopFile(self.path)
+
     def history(self) -> History:
         """Reads the ledger.
 
@@ -181,14 +198,33 @@ class RunDirectory:
             )
         return history
 
+    def configuration(self, importing: Callable[[str], None] | None = None) -> Configuration:
+        """Reads the configuration as settings and task.
+
+        Args:
+          importing: Function of one line of text, called before the module of a sampler from
+            outside the package is imported, which executes its code: to resume your own run, not to
+            read somebody else's. None imports no module.
+
+        Raises:
+          ValueError: if the file is damaged, or leaves an option open.
+        """
+        where = f"{self.path / 'config.json'} is damaged, or of another version"
+        record = self.read_json("config.json")
+        if importing is not None and ":" in (sampler := sampler_name(record, where)):
+            importing(f"importing the module of the run's own sampler, {sampler}")
+        spec = RunSpec.from_record(record, where, execute=importing is not None)
+        task = checked(record.get("task"), dict[str, Any], f"{where}: task")
+        fields_of(TaskRecord, task, where=f"{where}: task")
+        return Configuration(record, spec, task, where)
+
     def config(self, history: History) -> dict[str, Any]:
-        """Reads the configuration.
+        """Reads the configuration's record.
 
         Raises:
           ValueError: if its digest differs from the one in `history`.
         """
         record = self.read_json("config.json")
-        check_version(record, self.path)
         if config_digest(record) != history.attempts[-1].terms.config:
             raise ValueError(
                 f"{self.path / 'config.json'} is not the configuration that the ledger "
@@ -203,23 +239,6 @@ class RunDirectory:
         digests = self.read_json(DATA).get("data") or [None]
         return checked(digests, list[str | None], f"{self.path / DATA} is damaged: data")
 
-    def check_data(self, digest: str) -> None:
-        """Refuses rows on which the run did not begin.
-
-        Args:
-          digest: `Job.digest` of the rows.
-
-        Raises:
-          ValueError: if the run began on rows with another digest.
-        """
-        if self.data() == [None]:
-            raise ValueError(f"{self.path / DATA} is missing: restore it, or start a new run")
-        if self.data() != [digest]:
-            raise ValueError(
-                f"{self.path / DATA}: the run began on other rows, for which its guarantee "
-                "holds: restore them, or start a new run"
-            )
-
     @property
     def batches(self) -> Path | None:
         """Folder of the batches drawn ahead; None without such batches."""
@@ -228,15 +247,11 @@ class RunDirectory:
         prefix = f"{self.path / BATCHES} is damaged: path"
         return Path(checked(self.read_json(BATCHES).get("path"), str, prefix))
 
-    def note_batches(self, path: Path) -> None:
-        """Records the folder of batches drawn ahead, which `forget` destroys."""
-        self.write_json(BATCHES, {"path": str(path.absolute())})
-
     @property
     def untidy(self) -> bool:
         """True if files of an unfinished run remain."""
-        paths = self.path / BATCHES, self.checkpoints.folder, *stop_files(self.path)
-        return any(map(os.path.lexists, paths))
+        paths = self.path / BATCHES, self.checkpoints.folder
+        return any(map(os.path.lexists, paths)) or bool(self.stop_file.remains)
 
     def forget(self) -> None:
         """Destroys checkpoints, batches and seed of a finished run."""
@@ -246,7 +261,7 @@ class RunDirectory:
             batch_files.forget(batches, read(self.ledger_path).name)
             self.withdraw(BATCHES)
         self.checkpoints.remove()
-        destroy_stop(self.path)
+        self.stop_file.destroy()
         fsync_folder(self.path)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
@@ -302,12 +317,6 @@ class RunDirectory:
             self.params_path, lambda file: np.savez(file, allow_pickle=False, **leaves)
         )
 
-    def read_params(self, like: PyTree) -> PyTree:
-        """Reads the released parameters, see `read_arrays`."""
-        from dpsgd.runs.arrays import read_arrays  # with JAX
-
-        return read_arrays(self.params_path, like)
-
     def params_digest(self) -> str:
         """Returns the SHA-256 of the file of the released parameters."""
         return file_sha256(self.params_path)
@@ -331,13 +340,9 @@ class RunDirectory:
         try:
             descriptor = open_own(self.path / DIAGNOSTICS, os.O_RDWR, SECRET)
             with os.fdopen(descriptor, "rb+") as file:
-                if not os.fstat(file.fileno()).st_size:
-                    return
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines:
-                    # The search from the end takes time in proportion to the removed lines alone.
-                    cut = lines.rfind(b'{"step": %d,' % step)
-                    if cut < 0:
-                        cut = lines.rfind(b"\n") + 1  # at most a line that a crash left unended
-                file.truncate(cut)
+                lines = file.read()
+                cut = lines.rfind(b'{"step": %d,' % step)
+                # Without that step, at most a line is cut that a crash left unended.
+                file.truncate(lines.rfind(b"\n") + 1 if cut < 0 else cut)
         except FileNotFoundError:
             return

@@ -15,8 +15,9 @@ from dpsgd.core.guarantee import Guarantee
 from dpsgd.engine.loop import train_blocks
 from dpsgd.engine.placement import Placement
 from dpsgd.runs.job import Job, Training
-from dpsgd.runs.plan import Rows, certified_guarantee, settled_task
-from dpsgd.runs.resolve import resolve, with_any_noise
+from dpsgd.runs.log import Stages
+from dpsgd.runs.plan import Execution, plan_run
+from dpsgd.runs.resolve import Rows, with_any_noise
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import Task
 
@@ -167,11 +168,7 @@ def dry_run(
     Raises:
       ValueError: if `dpsgd.run` would refuse the run before it reads the rows.
     """
-    unresolved = settled_task(spec, task, name, progress)
-    job = unresolved.job(
-        resolve(unresolved.spec, unresolved.task, unresolved.rows, progress), placement
-    )
-    guarantee = certified_guarantee(job)
+    job = plan_run(spec, task, name, Execution(placement, Stages(), progress), dry=True)
     progress("compiling the program that trains")
     memory = job.programs()[0].memory_analysis()
     progress("timing steps on generated rows")
@@ -187,5 +184,5 @@ def dry_run(
         program_bytes=resident_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
         timing=timing,
         hours=seconds / 3600,
-        guarantee=guarantee,
+        guarantee=job.guarantee,
     )

@@ -121,8 +121,8 @@ class History:
             except LedgerError:
                 raise
             except UnknownSampler as error:
-                line_at = f"{path}, line {number}"
-                raise LedgerError(f"{line_at} cannot be accounted for: {error}") from None
+                reason = f"cannot be accounted for: {error}"
+                raise LedgerError(f"{path}, line {number} {reason}") from None
             except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
                 reason = str(error).partition("\n")[0]
                 raise LedgerError(
@@ -139,6 +139,11 @@ class History:
     def name(self) -> str:
         """Name of the run: the hash of the first line."""
         return self.heads[0]
+
+    @property
+    def attempt_hash(self) -> str:
+        """Hash of the line that begins the last attempt."""
+        return self.heads[self.attempts[-1].line]
 
     @property
     def untouched(self) -> bool:

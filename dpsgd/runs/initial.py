@@ -1,21 +1,29 @@
-"""Reads a trained model that a run starts from.
+"""Reads a trained model that a run starts from, and its untrusted .npz file.
 
-Its privacy cost: docs/explanation/training-from-an-earlier-model.md.
+Its privacy cost: docs/explanation/training-from-an-earlier-model.md. Compressed arrays are refused,
+so that a file takes no more memory than its size.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from dpsgd.core.segments import Initial, Segment
-from dpsgd.files import file_sha256
-from dpsgd.runs.arrays import ParameterMismatch, read_arrays
+from dpsgd.files import DAMAGED, file_sha256
+from dpsgd.gradients.frozen import leaf_names
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.records import to_json
 from dpsgd.runs.result import MODEL, Bundle, FinishedRun
@@ -85,7 +93,7 @@ class EarlierModel:
         """
         try:
             return read_arrays(self.params_path, fresh, cast=True)
-        except ParameterMismatch as error:
+        except _ParameterMismatch as error:
             names = _texts(self.task.get("description")) - _texts(to_json(task.describe()))
             if not names:
                 raise
@@ -126,3 +134,109 @@ def chain(model: str | None) -> Iterator[RunDirectory]:
         visited.add(history.name)
         yield folder
         model = folder.config(history).get("init_from")
+
+
+# --- Arrays in files ------------------------------------------------------------------------------
+
+
+class _ParameterMismatch(ValueError):
+    """Raised if a file holds the parameters of another model."""
+
+
+def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
+    """Reads a pytree of arrays by name.
+
+    Args:
+      path: .npz file; a checkpoint is refused.
+      like: Pytree with the structure, shapes and dtypes of the arrays.
+      cast: True to convert floating-point arrays to the dtypes of `like`.
+
+    Raises:
+      ValueError: if the file is damaged, lacks an array of `like` or holds others, or has entries
+        that are not finite after a cast.
+    """
+    shapes = _stored_shapes(path)
+    if "ledger_head" in shapes:
+        raise ValueError(
+            f"{path} is a checkpoint, which is not released: finish its run by `dpsgd resume`"
+        )
+    leaves = zip(leaf_names(like), jax.tree_util.tree_leaves_with_path(like), strict=True)
+    names = [_stored_name(path, shapes, name, *leaf) for name, leaf in leaves]
+    if extra := sorted(shapes.keys() - {*names}):
+        extra_names = ", ".join(f"{name!a:.80}" for name in extra[:5])
+        raise _ParameterMismatch(
+            f"{path} has arrays that the model does not: {extra_names}; remove them"
+        )
+    with _located(path), zipfile.ZipFile(path) as file:
+        arrays = [
+            np.lib.format.read_array(file.open(f"{name}.npy"), allow_pickle=False) for name in names
+        ]
+
+    def checked(name: str, array: np.ndarray, leaf: Any) -> jax.Array:
+        if not cast and array.dtype != leaf.dtype:
+            raise ValueError(f"{path}: {name} is {array.dtype}, expected {leaf.dtype}")
+        with np.errstate(over="ignore"):
+            array = array.astype(leaf.dtype)
+        if cast and jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(array).all():
+            raise ValueError(f"{path}: {name!a:.80} has entries that are not finite numbers")
+        return jnp.asarray(array)
+
+    like_leaves, structure = jax.tree.flatten(like)
+    return structure.unflatten(map(checked, names, arrays, like_leaves))
+
+
+def _stored_name(
+    path: Path, shapes: Mapping[str, Any], leaf_name: str, key_path: Any, leaf: Any
+) -> str:
+    """Returns the stored name of a leaf: its key path, dotted or not, or its name."""
+    dotted = jax.tree_util.keystr(key_path, simple=True, separator=".")
+    for name in (jax.tree_util.keystr(key_path), dotted, leaf_name):
+        if (stored := shapes.get(name)) is None:
+            continue
+        floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in (stored, leaf)]
+        if stored.shape == leaf.shape and (all(floats) or stored.dtype == leaf.dtype):
+            return name
+        raise _ParameterMismatch(
+            f"{path}: {name} is {stored.dtype.name}{list(stored.shape)}, and the model needs "
+            f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}; name a model of the same task"
+        )
+    raise _ParameterMismatch(
+        f"{path} lacks the parameter {leaf_name} of shape {list(leaf.shape)}; name a model of "
+        "the same task"
+    )
+
+
+def _stored_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shapes and dtypes of stored arrays by name.
+
+    Raises ValueError if the file is damaged or compressed, holds objects, or repeats a name.
+    """
+    shapes = dict[str, jax.ShapeDtypeStruct]()
+    headers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    with _located(path), zipfile.ZipFile(path) as file:
+        for info in file.infolist():
+            printable, name = f"{info.filename!a:.80}", info.filename.removesuffix(".npy")
+            with file.open(info) as member:
+                if (read_header := headers.get(np.lib.format.read_magic(member))) is None:
+                    raise ValueError(f"{printable} is not a numeric array")
+                shape, _, dtype = read_header(member)
+                size = member.tell() + math.prod(shape) * dtype.itemsize
+            if dtype.hasobject or size != info.file_size or name in shapes:
+                raise ValueError(f"{printable} is truncated, not numeric, or stored twice")
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{printable} is compressed; write the file by numpy.savez")
+            shapes[name] = jax.ShapeDtypeStruct(shape, dtype)
+    return shapes
+
+
+@contextmanager
+def _located(path: Path) -> Iterator[None]:
+    """Turns errors about damaged bytes into a ValueError with the path."""
+    try:
+        yield
+    except DAMAGED as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"{path} is damaged, or not an .npz file: {kind}{error}") from None

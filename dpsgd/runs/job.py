@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from dpsgd.engine.placement import Placement, hosted, on_one_device
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.queries import Refinement, refine, sums_run
 from dpsgd.gradients.frozen import leaf_names
-from dpsgd.noise.keys import Keys, RootKey, Seeds
+from dpsgd.noise.keys import Keys, RootKey
 from dpsgd.runs.audit import NOT_MADE, audit_synthetic, once, probe_rows, verdict
 from dpsgd.runs.environment import code_digest, environment
 from dpsgd.runs.initial import EarlierModel
@@ -58,11 +58,11 @@ class Journal:
 
     Attributes:
       flush_every: Number of steps between flushes of lazy tables, see `train_blocks`.
-      batches: Function of the sampling seeds that opens batches drawn ahead; None without them.
+      batches: Batches drawn ahead; None to draw them.
     """
 
     flush_every: int | None = None
-    batches: Callable[[Seeds], BatchFiles] | None = None
+    batches: BatchFiles | None = None
 
     def declare(self, steps: range) -> None:
         """Records `steps` before their noise is drawn, durably on return."""
@@ -101,6 +101,7 @@ class Training:
       step_sizes: Arguments of `hyperparameters`; None to leave the optimizer's state unchanged.
       initial: Trained model that the run starts from; None for fresh parameters.
       not_covered: Exclusions from the guarantee that the task states, sentences.
+      reproducible_noise: True if the noise comes from a seed that can be guessed.
       same_audit: Value that is equal for jobs with equal synthetic rows, so that they share audit
         reports; None to share none.
     """
@@ -121,6 +122,7 @@ class Training:
     step_sizes: Mapping[str, Any] | None = None
     initial: Initial | None = None
     not_covered: tuple[str, ...] = ()
+    reproducible_noise: bool = False
     same_audit: Any = None
 
     @functools.cached_property
@@ -134,35 +136,27 @@ class Training:
             placement=self.placement,
         )
 
-    def plan(self, *, reproducible_noise: bool = False) -> Segment:
-        """Returns the segment of all steps, for accounting."""
+    @functools.cached_property
+    def plan(self) -> Segment:
+        """Segment of all steps, for accounting."""
         return Segment(
             self.mechanism,
             unit=self.unit,
-            reproducible_noise=reproducible_noise,
+            reproducible_noise=self.reproducible_noise,
             lazy_tables=self.algorithm.tables is not None,
             initial=self.initial,
             not_covered=self.not_covered,
         )
 
-    def guarantee(self, *, reproducible_noise: bool = False) -> Guarantee:
-        """Returns the guarantee of all steps.
-
-        Args:
-          reproducible_noise: True if the noise comes from a seed that can be guessed.
-
-        Raises:
-          ValueError: if no cost is proved.
-        """
-        guarantee = cost([self.plan(reproducible_noise=reproducible_noise)], self.delta)
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        """Guarantee of all steps; raises ValueError if no cost is proved."""
+        guarantee = cost([self.plan], self.delta)
         return dataclasses.replace(guarantee, foreign_calls=self.algorithm.foreign_calls)
 
     def start(self) -> TrainState:
         """Returns the state before the first step."""
-        if self.placement is None:
-            return self._from(self.params)
-        shapes = jax.eval_shape(self._from, self.params)
-        if not self.placement.shards_rows(shapes):
+        if self.placement is None or not self.placement.shards_rows(shapes := self.shapes()):
             return self._from(self.params)
         shardings = self.placement.state(shapes)
         params = self.placement.put_whole(self.params, shardings.params)
@@ -255,17 +249,29 @@ class Training:
           journal: Journal that records steps and blocks.
         """
         if int(state.step) < self.mechanism.sampler.num_steps:
-            with closing(self._blocks(state, journal, keys)) as blocks:
+            blocks = train_blocks(
+                self.algorithm,
+                self.mechanism,
+                state,
+                self.data,
+                layout=self.layout,
+                declare=journal.declare,
+                donate=True,
+                flush_every=journal.flush_every,
+                batches=journal.batches,
+                keys=keys,
+            )
+            with closing(blocks):
                 for block in blocks:
                     state = block.state
                     if journal.keep(block):
                         return state
         if self.refinement is not None and int(state.step) < self.mechanism.num_steps:
-            on_single_device = self.query_placement is None
+            one_device = self.query_placement is None
             refined = refine(
                 self.refinement,
                 self.mechanism,
-                on_one_device(state.params) if on_single_device else state.params,
+                on_one_device(state.params) if one_device else state.params,
                 self.data,
                 declare=journal.declare,
                 placement=self.query_placement,
@@ -276,20 +282,6 @@ class Training:
             journal.keep_refined(state, refined.summary)
         return state
 
-    def _blocks(self, state: TrainState, journal: Journal, keys: Keys) -> Generator[Block]:
-        return train_blocks(
-            self.algorithm,
-            self.mechanism,
-            state,
-            self.data,
-            layout=self.layout,
-            declare=journal.declare,
-            donate=True,
-            flush_every=journal.flush_every,
-            batches=journal.batches,
-            keys=keys,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Training):
@@ -299,11 +291,13 @@ class Job(Training):
       task: Task that is trained.
       spec: Configuration of the run.
       population: Public facts about the training rows.
+      record: Content of `config.json`; empty outside of a run directory.
     """
 
     task: Task
     spec: RunSpec
     population: Population
+    record: Mapping[str, Any]
 
     @classmethod
     def of_task(
@@ -314,6 +308,7 @@ class Job(Training):
         rows: tuple[PyTree, Population] | None = None,
         placement: Placement | None = None,
         earlier: EarlierModel | None = None,
+        record: Mapping[str, Any] = {},
     ) -> Job:
         """Makes the job of a run.
 
@@ -324,6 +319,7 @@ class Job(Training):
           placement: Devices; by default one. Unless it states which tables are sharded, large ones
             are if the state would take more than half of a device's memory.
           earlier: Model that the run starts from; by default read from `spec.init_from`.
+          record: Content of `config.json`.
         """
         data, population = rows or rows_of(task)
         spec, mechanism = run.spec, run.mechanism
@@ -352,48 +348,52 @@ class Job(Training):
             step_sizes=step_sizes(spec, sampler.num_steps),
             initial=earlier.initial if earlier else None,
             not_covered=exceptions_of(task),
+            reproducible_noise=spec.insecure_seed is not None,
             same_audit=task,
             task=task,
             spec=spec,
             population=population,
+            record=record,
         )
 
+    @functools.cached_property
     def digest(self) -> str:
-        """Returns a digest of the training rows, itself private."""
+        """Digest of the training rows, itself private."""
         return data_digest(self.task, self.data, self.population)
 
     def check_rows(self) -> None:
         """Raises ValueError if this process lacks rows that it needs."""
         sampler = self.mechanism.sampler
         shards = self.layout.process_shards(sampler)
-        own_rows = range(sampler.shard_range(shards[0]).start, sampler.shard_range(shards[-1]).stop)
-        if why := self._lacks(own_rows):
-            raise ValueError(
-                f"{why}, but this process trains on rows {own_rows.start:,} to "
-                f"{own_rows.stop - 1:,}: copy the file here; or set num_shards to the number of "
-                "processes, and give each process the rows of its shard"
+        first, stop = sampler.shard_range(shards[0]).start, sampler.shard_range(shards[-1]).stop
+        needs = [
+            (
+                range(first, stop),
+                f"this process trains on rows {first:,} to {stop - 1:,}: copy the file here; or "
+                "set num_shards to the number of processes, and give each process the rows of its "
+                "shard",
             )
-        if self.refinement is not None and (why := self._lacks(range(sampler.num_examples))):
-            raise ValueError(
-                f"{why}, but calibration sums over all rows in every process: copy the file here, "
-                "or begin the run with --calibration none"
+        ]
+        if self.refinement is not None:
+            sums = (
+                "calibration sums over all rows in every process: copy the file here, or begin "
+                "the run with --calibration none"
             )
+            needs.append((range(sampler.num_examples), sums))
+        for rows, need in needs:
+            for leaf in jax.tree.leaves(self.data):
+                if hasattr(leaf, "lacks") and (why := leaf.lacks(rows)):
+                    raise ValueError(f"{why}, but {need}")
 
-    def _lacks(self, rows: range) -> str:
-        reasons = (
-            leaf.lacks(rows) for leaf in jax.tree.leaves(self.data) if hasattr(leaf, "lacks")
-        )
-        return next(filter(None, reasons), "")
-
-    def terms(self, record: Mapping[str, Any]) -> Terms:
-        """Returns the run's terms under the configuration `record`."""
+    @functools.cached_property
+    def terms(self) -> Terms:
+        """Terms of the run."""
         trained: tuple[str, ...] = ()
         example = shapes_of_rows(self.data, *self.mechanism.sampler.clipped_shape)
         if frozen := self.algorithm.frozen(self.params, example):
             names = enumerate(leaf_names(self.params))
             trained = tuple(name for k, name in names if k not in frozen)
-        plan = self.plan(reproducible_noise=self.spec.insecure_seed is not None)
-        return Terms(plan, self.delta, config_digest(record), trained)
+        return Terms(self.plan, self.delta, config_digest(self.record), trained)
 
     def environment(self) -> dict[str, Any]:
         """Returns versions, devices, code digest and placement."""

@@ -16,15 +16,14 @@ import jax
 from dpsgd.core.state import TrainState
 from dpsgd.engine.batch_files import BatchFiles, Draw
 from dpsgd.engine.loop import Block
-from dpsgd.noise.keys import Keys, Seeds
+from dpsgd.runs.attempts import constant_seed, stop_at
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import BATCHES, CALIBRATION, RunDirectory
-from dpsgd.runs.draws import constant_seed, destroy_stop, reserve_stop, stop_at, write_stop
 from dpsgd.runs.history import History
-from dpsgd.runs.job import Job, Journal
+from dpsgd.runs.job import Journal
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import LOG, CsvWriter, TrainingLog
-from dpsgd.runs.plan import Execution
+from dpsgd.runs.plan import Execution, Start
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import REST, STEP, Stopped, report
 from dpsgd.runs.task import arrays_digest
@@ -46,37 +45,42 @@ class DirectoryJournal(Journal):
 
     def __init__(
         self,
-        job: Job,
         folder: RunDirectory,
         ledger: Ledger,
-        keys: Keys,
+        start: Start,
         stop: Callable[[], bool],
         execution: Execution,
     ) -> None:
-        self._job, self._folder, self._ledger, self._stop = job, folder, ledger, stop
-        self._keys, self._execution, self._processes = keys, execution, Processes.current()
+        """Begins the record of a process's training.
+
+        Args:
+          folder: Run directory.
+          ledger: Ledger of the run, open for writing.
+          start: Job, state and keys with which the run begins or resumes.
+          stop: Function that returns True once the run is asked to stop.
+          execution: Devices, timer and outputs.
+        """
+        self._folder, self._ledger, self._stop = folder, ledger, stop
+        self._job, self._keys, self._execution = start.job, start.keys, execution
+        self._processes, job, step = Processes.current(), start.job, int(start.state.step)
+        self._num_steps = job.mechanism.sampler.num_steps
         self.flush_every = getattr(job.spec.tables, "flush_every", None)
         self._under_way: deque[Block] = deque()
         self._last: Block | None = None
-        self._num_steps = job.mechanism.sampler.num_steps
-
-    def begin(self, state: TrainState, seconds: float) -> None:
-        """Begins the record of training.
-
-        Args:
-          state: State with which the run begins or resumes.
-          seconds: Seconds of training that led to `state`.
-        """
-        job, folder, execution, step = self._job, self._folder, self._execution, int(state.step)
-        self._room = folder.checkpoints.room(state)
-        self.seconds = self._before = seconds
+        self._room = folder.checkpoints.room(start.state)
+        self.seconds = self._before = start.seconds
         self._first = self._done = self._saved_step = step
         self._started = self._saved = time.perf_counter()
         self._writing = 0.0
         writers = [] if execution.log is None else [execution.log]
         self.log = TrainingLog([CsvWriter(folder.path / LOG, step), *writers])
         if step < self._num_steps:
-            self.batches = _batches(job, folder, self._ledger.history, step)
+            if (path := folder.batches) is not None:
+                try:
+                    self.batches = BatchFiles(path, *draw_of(start, ledger.history), job.data)
+                except ValueError as error:
+                    remedy = f"remove {path} and {folder.path / BATCHES} to draw new batches"
+                    raise ValueError(f"{error}; or {remedy}") from None
             execution.progress(f"steps {step:,} to {self._num_steps:,}")
         elif step < job.mechanism.num_steps:
             self._begin_queries()
@@ -100,8 +104,8 @@ class DirectoryJournal(Journal):
             self._folder.checkpoints.reserve(self._room)
             if self._processes.first:
                 if not self._last:  # the first time
-                    destroy_stop(self._folder.path)
-                reserve_stop(self._folder.path)
+                    self._folder.stop_file.destroy()
+                self._folder.stop_file.reserve()
             self._ledger.declare(steps)
 
     def keep(self, block: Block) -> bool:
@@ -124,11 +128,8 @@ class DirectoryJournal(Journal):
                 if processes.first:
                     self._folder.append_diagnostics(past.steps.start, past.diagnostics)
                 self._done = past.steps.stop
-            elapsed, first, steps_done = (
-                time.perf_counter() - self._started,
-                self._first,
-                self._done,
-            )
+            elapsed = time.perf_counter() - self._started
+            first, steps_done = self._first, self._done
             if steps_done > first:
                 seconds_left = elapsed / (steps_done - first) * (num_steps - steps_done)
                 self._execution.progress(
@@ -194,11 +195,10 @@ class DirectoryJournal(Journal):
 
     def _keep_seed(self, step: int) -> None:
         """Writes a clean stop at `step`, the step of the newest checkpoint."""
-        history = self._ledger.history
-        if self._processes.first and not history.attempts[-1].terms.plan.reproducible_noise:
-            attempt_hash = history.heads[history.attempts[-1].line]
-            sampler = self._job.mechanism.sampler
-            write_stop(self._folder.path, stop_at(step, attempt_hash, sampler, self._keys.sampling))
+        if self._processes.first and not self._job.reproducible_noise:
+            attempt_hash, sampler = self._ledger.history.attempt_hash, self._job.mechanism.sampler
+            stop = stop_at(step, attempt_hash, sampler, self._keys.sampling)
+            self._folder.stop_file.write(stop)
 
     @contextmanager
     def _nothing_lost(self) -> Iterator[None]:
@@ -214,26 +214,6 @@ class DirectoryJournal(Journal):
             raise
 
 
-def _batches(
-    job: Job, folder: RunDirectory, history: History, step: int
-) -> Callable[[Seeds], BatchFiles] | None:
-    """Returns a function that opens batches drawn ahead, or None."""
-    if (path := folder.batches) is None:
-        return None
-    check_batches_can_be_read(job)
-
-    def open_batches(seeds: Seeds) -> BatchFiles:
-        seed = constant_seed(job.mechanism.sampler, seeds, step)
-        try:
-            return BatchFiles(path, draw_of(job, history, step), seed, job.data)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}; or remove {path} and {folder.path / BATCHES} to draw new batches"
-            ) from None
-
-    return open_batches
-
-
 def _check_state(state: TrainState, processes: Processes) -> None:
     """Raises ValueError if a replicated array of `state` differs between processes."""
     if processes.count > 1:
@@ -241,30 +221,27 @@ def _check_state(state: TrainState, processes: Processes) -> None:
         processes.check_alike({"state of training": arrays_digest(replicated)})
 
 
-def draw_of(job: Job, history: History, step: int) -> Draw:
-    """Returns the draw of the last attempt's remaining batches.
+def draw_of(start: Start, history: History) -> tuple[Draw, int]:
+    """Returns the draw of the last attempt's remaining batches, and its sampling seed.
 
     Args:
-      job: Job of the run.
+      start: Job, state and keys with which the run begins or resumes.
       history: Ledger of the run.
-      step: First step to draw.
+
+    Raises:
+      ValueError: for several processes, or data on the device.
     """
-    index, sampler = history.attempts[-1].index, job.mechanism.sampler
-    return Draw.plan(sampler, job.data, run=history.name, attempt=index, first_step=step)
-
-
-def check_batches_can_be_read(job: Job) -> None:
-    """Raises ValueError for several processes or data on the device."""
+    job, step = start.job, int(start.state.step)
     if Processes.current().count > 1:
-        raise ValueError(
-            "several processes cannot read batches drawn ahead: train in one process, or remove "
-            "the batches"
-        )
+        raise ValueError("several processes cannot read batches drawn ahead: train in one process")
     if not job.layout.streamed:
         raise ValueError(
             "batches drawn ahead contain their rows, which must stream from the host: begin the "
             "run with data_on='host' (--data-on host)"
         )
+    index, sampler = history.attempts[-1].index, job.mechanism.sampler
+    draw = Draw.plan(sampler, job.data, run=history.name, attempt=index, first_step=step)
+    return draw, constant_seed(sampler, start.keys.sampling, step)
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float | None]:

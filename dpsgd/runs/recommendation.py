@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from samplers import BatchSampler
 from samplers.settings import DEFAULTS
 
 
@@ -178,63 +177,6 @@ def about_sigma(request: RecommendationRequest, batch_size: int, steps: int) -> 
     return 1 / math.sqrt(math.log1p(min(ratio, 1e150) ** 2))
 
 
-_ROWS_AGAIN = 20 / 3
-"""Flush interval in steps, per ratio of table rows to rows looked up in a step. A step takes at
-least 3 times longer per row than a flush, so flushes take at most 1/20 of the time."""
-
-
-def table_sizes(
-    task: Any, init_seed: int, rows: Any, sampler: BatchSampler, pattern: str | None = None
-) -> tuple[int, int]:
-    """Returns numbers of table rows, and of look-ups per batch.
-
-    It reads only the shapes of parameters and rows.
-
-    Args:
-      task: Task whose loss looks rows up.
-      init_seed: Seed of the initial parameters.
-      rows: Pytree of training rows.
-      sampler: Sampler of the run.
-      pattern: `RunSpec.train`.
-
-    Raises:
-      ValueError: if the model has no tables, or a step has several passes.
-    """
-    import jax
-
-    from dpsgd.engine.lazy.group import find_tables
-    from dpsgd.engine.programs import shapes_of_rows
-    from dpsgd.gradients.frozen import RunLoss
-
-    params = jax.eval_shape(lambda: task.init(init_seed))
-    example = shapes_of_rows(rows, *sampler.clipped_shape)
-    loss = RunLoss.restrict(task.loss, pattern)
-    lookups = find_tables(loss, params, example)
-    leaves = jax.tree.leaves(params)
-    clipped = sampler.padded_batch_size // math.prod(sampler.clipped_shape)
-    return (
-        sum(leaves[k].shape[0] for k in lookups),
-        clipped * sum(lookups.values()),
-    )
-
-
-def flush_every(count: int, looked_up: int) -> int:
-    """Returns the number of steps between flushes.
-
-    Flushes then take at most 5 % of the time.
-
-    >>> flush_every(5_000_000, 26 * 1024)
-    1280
-
-    Args:
-      count: Number of table rows.
-      looked_up: Number of rows that a step looks up.
-    """
-    from dpsgd.engine.feed import BLOCK_STEPS  # a flush ends a block: it comes after whole ones
-
-    return BLOCK_STEPS * math.ceil(_ROWS_AGAIN * count / looked_up / BLOCK_STEPS)
-
-
 CHOICES = {
     "batch_size": "batch size",
     "epochs": "epochs",
@@ -270,5 +212,4 @@ def sentence(chosen: Mapping[str, Any]) -> str:
         bands, sigma = noise["bands"], noise["noise_multiplier"]
         law = f"of {bands:,} bands" if bands > 1 else "independent"
         clauses.append(f"noise {law}, sigma {sigma:.4g}, as {noise['why']}")
-    line = f"chosen: {', '.join(clauses)}"
-    return line
+    return f"chosen: {', '.join(clauses)}"

@@ -133,12 +133,8 @@ def near(name: str, known: Iterable[str]) -> str:
     return hint if hint.startswith(":") else ""
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
 def build(kind: type[_T], fields: Any, where: str) -> _T:
-    """Returns a dataclass from JSON fields, with lists as tuples.
+    """Returns a dataclass from JSON fields.
 
     An absent field gets its default, as in records of earlier versions.
 
@@ -151,7 +147,7 @@ def build(kind: type[_T], fields: Any, where: str) -> _T:
       ValueError: if a field is missing, unknown, not allowed or refused by `kind`; the message
         begins with `where` and names the field.
     """
-    values = {name: _tuples(x) for name, x in checked(fields, Mapping[str, Any], where).items()}
+    values = checked(fields, Mapping[str, Any], where)
     for name in values.keys() - named(kind).keys():
         if notice := removal_notice(name):
             raise ValueError(f"{where}: {name} was {notice}")

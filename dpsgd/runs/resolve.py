@@ -13,14 +13,11 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from accounting import (
-    Bound,
-    PrivacyProfile,
-    calibrate,
-)
+from accounting import Bound, PrivacyProfile, calibrate
 from accounting.profile import EPSILON_TOLERANCE
+from accounting.records import named
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Independent, Noise
 from dpsgd.core.queries import FullSums
@@ -29,10 +26,8 @@ from dpsgd.runs.recommendation import (
     CHOICES,
     RecommendationRequest,
     Settings,
-    flush_every,
     generic,
     sentence,
-    table_sizes,
     table_step_size,
     warm_rate,
 )
@@ -48,7 +43,7 @@ from dpsgd.runs.spec import (
     RunSpec,
     TargetEpsilon,
 )
-from dpsgd.runs.support import check, refusal, rule_against, traits_of, with_separation
+from dpsgd.runs.support import check, conflict_of, with_separation
 from dpsgd.runs.task import calibration_of
 from samplers import BallsAndBins, BatchSampler, Poisson, Population, UserPoisson
 from samplers.settings import DEFAULTS, SamplerSettings, name_of
@@ -72,6 +67,10 @@ _LEAST = 1e-6
 """Smallest epsilon of a calibration, at which no number of rows is enough."""
 
 _MOST_BANDS = 1024
+
+_FLUSH_STEPS = 20 / 3
+"""Flush interval in steps, per ratio of table rows to rows looked up in a step. A step takes at
+least 3 times longer per row than a flush, so flushes take at most 1/20 of the time."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,9 @@ def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
             f"bands={bands} exceeds {built.separation}, the minimum separation of "
             f"{name_of(type(built))}; pass at most that"
         )
-    if why := refusal(dataclasses.replace(spec, calibration=None), built):  # full_sums checks it
-        raise ValueError(why)
+    # `_full_sums` checks the calibration.
+    if conflict := conflict_of(dataclasses.replace(spec, calibration=None), built):
+        raise ValueError(str(conflict))
     return built
 
 
@@ -133,28 +133,15 @@ def _bands(spec: RunSpec) -> int | None:
     return None if bands == "auto" else bands
 
 
-def noise_of(spec: RunSpec) -> Noise:
-    """Returns the noise law of a resolved spec."""
-    law = spec.noise.law if isinstance(spec.noise, Banded) else spec.noise
-    assert law is not None, "`resolve` leaves nothing open"
-    return law
-
-
-def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | None:
+def _full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | None:
     """Returns the full-batch queries of a run's calibration, or None.
 
-    Args:
-      spec: Settings of the run.
-      sampler: Sampler of the run.
-      delta: Delta of the guarantee.
-
-    Raises:
-      ValueError: if the run cannot be calibrated, or calibration would not pay.
+    Raises ValueError if the run cannot be calibrated, or calibration would not pay.
     """
     if spec.calibration in (None, "none"):
         return None
-    if conflict := rule_against(traits_of(spec, sampler)):
-        raise ValueError(f"{conflict[1].reason} (here one {sampler.unit})")
+    if conflict := conflict_of(spec, sampler):
+        raise ValueError(f"{conflict.rule.reason} (here one {sampler.unit})")
     goal = spec.privacy
     assert not isinstance(goal, NonPrivate), "refused by the table"
     from dpsgd.engine.calibration import calibration_sums
@@ -175,38 +162,53 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
     return sums
 
 
-def privacy_with(
-    sums: FullSums | None, sampler: BatchSampler, noise: Noise
-) -> Callable[[float], PrivacyProfile]:
-    """Returns a function of the noise multiplier: the privacy profile.
+class Unscaled(NamedTuple):
+    """Mechanism of a run but for its noise multiplier and clipping norm.
 
     >>> from samplers import Poisson
-    >>> privacy = privacy_with(None, Poisson(10_000, batch_size=100), Independent())
+    >>> privacy = Unscaled(Poisson(10_000, batch_size=100), Independent(), None).privacy
     >>> privacy(1.0).epsilon(1e-5).upper > privacy(2.0).epsilon(1e-5).upper
     True
-
-    Args:
-      sums: Full-batch queries in which the run ends; None without queries.
-      sampler: Sampler of the run.
-      noise: Law of the noise.
     """
-    if sums is None:
-        return functools.partial(noise.privacy, sampler)
-    return lambda sigma: Mechanism(sampler, sigma, 1.0, noise, sums).privacy()
+
+    sampler: BatchSampler
+    noise: Noise
+    sums: FullSums | None
+    """Full-batch queries in which the run ends; None without queries."""
+
+    @classmethod
+    def of(cls, spec: RunSpec, population: Population) -> Unscaled:
+        """Returns the mechanism of a spec that leaves only its noise multiplier open.
+
+        Args:
+          spec: Settings of the run.
+          population: Public facts about the rows.
+
+        Raises:
+          ValueError: if the options do not go together.
+        """
+        sampler = build_sampler(spec, population)
+        try:
+            sums = _full_sums(spec, sampler, spec.delta_of(population))
+        except ValueError as error:
+            raise ValueError(_without(spec.calibration, error)) from None
+        law = spec.noise.law if isinstance(spec.noise, Banded) else spec.noise
+        assert law is not None, "`resolve` leaves nothing open"
+        return cls(sampler, law, sums)
+
+    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
+        """Returns the privacy profile under a noise multiplier."""
+        if self.sums is None:
+            return self.noise.privacy(self.sampler, noise_multiplier)
+        return Mechanism(self.sampler, noise_multiplier, 1.0, self.noise, self.sums).privacy()
 
 
 @functools.lru_cache
-def _smallest_noise(
-    goal: Goal,
-    delta: float,
-    sampler: BatchSampler,
-    noise: Noise,
-    sums: FullSums | None,
-) -> float:
+def _smallest_noise(goal: Goal, delta: float, unscaled: Unscaled) -> float:
     """Returns the smallest sufficient noise multiplier, cached for equal runs."""
     if isinstance(goal, NoiseMultiplier):
         return goal.noise_multiplier
-    privacy = privacy_with(sums, sampler, noise)
+    privacy = unscaled.privacy
     if goal.optimistic:
         return calibrate(lambda sigma: LowerEnd(privacy(sigma)), epsilon=goal.epsilon, delta=delta)
     return calibrate(privacy, epsilon=goal.epsilon, delta=delta)
@@ -235,18 +237,15 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
     Raises:
       ValueError: if the options do not go together, or no noise meets the target.
     """
-    sampler, delta = build_sampler(spec, population), spec.delta_of(population)
-    goal = spec.privacy
+    delta, goal = spec.delta_of(population), spec.privacy
     if isinstance(goal, NonPrivate):
+        sampler = build_sampler(spec, population)
         mechanism = Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=math.inf)
     else:
-        try:
-            sums = full_sums(spec, sampler, delta)
-        except ValueError as error:
-            raise ValueError(_without(spec.calibration, error)) from None
-        noise = noise_of(spec)
-        sigma = _smallest_noise(goal, delta, sampler, noise, sums)
+        unscaled = Unscaled.of(spec, population)
+        sigma = _smallest_noise(goal, delta, unscaled)
         assert spec.l2_clip_norm is not None, "`resolve` leaves nothing open"
+        sampler, noise, sums = unscaled
         mechanism = Mechanism(sampler, sigma, spec.l2_clip_norm, noise, sums)
     return ResolvedRun(spec, mechanism, delta)
 
@@ -335,32 +334,46 @@ def _starts_warm(spec: RunSpec) -> bool:
 
 def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
     """Returns a spec with recommended settings, and the reason for its tables."""
-
-    def recommended(spec: RunSpec) -> RunSpec:
-        return _recommended(spec, task, rows[1])
-
-    tables = spec.tables
+    tables, population = spec.tables, rows[1]
     if isinstance(tables, Dense):
-        return recommended(spec), ""
+        return _recommended(spec, task, population), ""
     lazy = dataclasses.replace(spec, tables=Lazy(**vars(tables)))
-    if not (why := refusal(lazy)):
-        lazy = recommended(lazy)
+    if not (why := str(conflict_of(lazy) or "")):
+        lazy = _recommended(lazy, task, population)
         try:
-            sampler = build_sampler(lazy, rows[1])
-            count, looked_up = table_sizes(task, lazy.init_seed, rows[0], sampler, spec.train)
+            count, looked_up = _table_sizes(lazy, task, rows)
         except ValueError as error:
             why = str(error)
         else:
+            from dpsgd.engine.feed import BLOCK_STEPS
             from dpsgd.engine.lazy.group import worthwhile
 
             why = f"they have {count / looked_up:.3g} times the rows that a batch looks up"
             if isinstance(tables, Lazy) or worthwhile(count, looked_up):
-                steps = tables.flush_every or flush_every(count, looked_up)
-                return lazy.but(flush_every=steps), why
+                # A flush ends a block: it comes after whole ones.
+                blocks = math.ceil(_FLUSH_STEPS * count / looked_up / BLOCK_STEPS)
+                return lazy.but(flush_every=tables.flush_every or BLOCK_STEPS * blocks), why
     if isinstance(tables, Lazy):
         raise ValueError(f"tables lazy: {why}")
     reason, _, _ = why.partition(";")  # the remedy after ; applies to `lazy` only
-    return recommended(dataclasses.replace(spec, tables=Dense())), reason
+    return _recommended(dataclasses.replace(spec, tables=Dense()), task, population), reason
+
+
+def _table_sizes(spec: RunSpec, task: Any, rows: Rows) -> tuple[int, int]:
+    """Returns numbers of table rows, and of look-ups per batch, from shapes alone."""
+    import jax
+
+    from dpsgd.engine.lazy.group import find_tables
+    from dpsgd.engine.programs import shapes_of_rows
+    from dpsgd.gradients.frozen import RunLoss
+
+    sampler = build_sampler(spec, rows[1])
+    params = jax.eval_shape(lambda: task.init(spec.init_seed))
+    example = shapes_of_rows(rows[0], *sampler.clipped_shape)
+    lookups = find_tables(RunLoss.restrict(task.loss, spec.train), params, example)
+    leaves = jax.tree.leaves(params)
+    clipped = sampler.padded_batch_size // math.prod(sampler.clipped_shape)
+    return sum(leaves[k].shape[0] for k in lookups), clipped * sum(lookups.values())
 
 
 def request_of(spec: RunSpec, population: Population, **overrides: Any) -> RecommendationRequest:
@@ -438,7 +451,7 @@ def _with_calibration(
     else:
         tried = dataclasses.replace(spec, calibration=kind)
         try:
-            full_sums(tried, build_sampler(spec, population), spec.delta_of(population))
+            _full_sums(tried, build_sampler(spec, population), spec.delta_of(population))
             _check_rescaled(spec, task)
         except ValueError as error:
             why = str(error)
@@ -585,28 +598,25 @@ def differing(requested: RunSpec, resolved_spec: RunSpec) -> list[str]:
       requested: Settings as given; open ones match every choice.
       resolved_spec: Settings of a run, without open choices.
     """
-    if requested.delta == "1/n":  # the resolved delta is a number
-        requested = dataclasses.replace(requested, delta=None)
-    if isinstance(requested.tables, Auto):
-        lazy = isinstance(resolved_spec.tables, Lazy)
-        tables = Lazy(**vars(requested.tables)) if lazy else Dense()
-        requested = dataclasses.replace(requested, tables=tables)
-    bands = requested.noise.bands if isinstance(requested.noise, Banded) else None
-    if bands == 1:
-        requested = dataclasses.replace(requested, noise=Independent())
-    elif bands == "auto" and type(resolved_spec.noise) in (Banded, Independent):
-        requested = dataclasses.replace(requested, noise=resolved_spec.noise)
+    ours, theirs = requested.options(), resolved_spec.options()
     sampler = with_separation(requested.sampler, _bands(resolved_spec))
     if isinstance(sampler, SamplerSettings) and type(sampler) is type(resolved_spec.sampler):
         sizes = {name: getattr(resolved_spec.sampler, name) for name in sampler.open_sizes()}
         sampler = dataclasses.replace(sampler, **sizes)
-    requested = dataclasses.replace(requested, sampler=sampler)
-    if (
-        requested.init_from is not None and resolved_spec.init_from is not None
-    ):  # wherever the model lies
-        requested = dataclasses.replace(requested, init_from=resolved_spec.init_from)
+    ours["sampler"] = sampler
+    if requested.delta == "1/n":  # the resolved delta is a number
+        ours["target_delta"] = None
+    if isinstance(requested.tables, Auto):
+        ours["tables"] = theirs["tables"]
+        if isinstance(resolved_spec.tables, Dense):
+            ours = {name: x for name, x in ours.items() if name not in named(Lazy)}
+    if ours.get("bands") == "auto":
+        ours |= {name: theirs.get(name) for name in named(Banded)}
+    elif ours.get("bands") == 1:
+        ours |= dict.fromkeys(named(Banded))
+    if None not in (requested.init_from, resolved_spec.init_from):  # wherever the model lies
+        ours["init_from"] = resolved_spec.init_from
     open_names = {*requested.open, "target_delta", "schedule"}
     open_names |= {"average_tail"} if averages_by_rule(requested) else set()
-    ours, theirs = requested.options(), resolved_spec.options()
     names = (name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
     return [name for name in names if name not in open_names or ours.get(name) is not None]

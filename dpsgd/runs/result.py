@@ -19,6 +19,7 @@ from accounting.records import Count, Ge, Le
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Segment
 from dpsgd.files import file_sha256, parse_json
+from dpsgd.runs import report
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.history import History
 from dpsgd.runs.log import WORDS
@@ -34,16 +35,16 @@ _Number = Annotated[float | None, Ge(-1e39), Le(1e39)]
 _Time = Annotated[float | None, Ge(0), Le(1e39)]
 
 
-@dataclass(frozen=True)
-class _Figures:
+@dataclass(frozen=True, kw_only=True)
+class Figures:
     """Report entries that no ledger has; times are None after a selection."""
 
-    num_params: Count
-    training_seconds: _Time
-    examples_per_second: _Time
-    stage_seconds: dict[Literal[*WORDS], Annotated[float, Ge(0), Le(1e39)]] | None  # type: ignore[valid-type]
     metrics: dict[str, _Number]
+    num_params: Count
     calibration: dict[str, float | None] | None
+    stage_seconds: dict[Literal[*WORDS], Annotated[float, Ge(0), Le(1e39)]] | None = None  # type: ignore[valid-type]
+    training_seconds: _Time = None
+    examples_per_second: _Time = None
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,11 @@ class FinishedRun:
         """
         run = RunDirectory.open(path)
         history = run.history()
-        settings = run.config(history)
-        prefix = f"{path / 'config.json'} is damaged, or of another version"
-        spec = RunSpec.from_record(settings, prefix)
-        task = checked(settings.get("task"), dict[str, Any], f"{prefix}: task")
-        fields_of(TaskRecord, task, where=f"{prefix}: task")
+        run.config(history)
+        _, spec, task, _ = run.configuration()
         record = run.read_json("report.json")
         fields_of(
-            _Figures, record, where=f"{path / 'report.json'} is damaged, or of another version"
+            Figures, record, where=f"{path / 'report.json'} is damaged, or of another version"
         )
         return cls(path, task, spec, {**record, **proved(history)}, history)
 
@@ -157,6 +155,25 @@ def proved(history: History) -> dict[str, Any]:
         "params_sha256": history.released,
         "selection": history.selection.summary() if history.selection else None,
     }
+
+
+def write_report(
+    folder: RunDirectory, history: History, figures: Figures, origin: str = ""
+) -> dict[str, Any]:
+    """Writes the guarantee and the report of a finished run; returns the report's content.
+
+    Args:
+      folder: Run directory, with its configuration.
+      history: Complete ledger of the run.
+      figures: Entries that the ledger does not prove.
+      origin: Date and command of the training, in words; may be empty.
+    """
+    record = {**proved(history), "ledger_head": history.head, **vars(figures)}
+    folder.write_json("guarantee.json", history.guarantee().record())
+    config = folder.read_json("config.json")
+    folder.write_text("report.md", report.markdown(record, config, origin))
+    folder.write_json("report.json", record)
+    return record
 
 
 # --- Exported models ------------------------------------------------------------------------------

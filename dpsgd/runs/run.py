@@ -21,24 +21,21 @@ from dpsgd.engine import batch_files
 from dpsgd.engine.batch_files import Draw
 from dpsgd.engine.placement import Placement, on_one_device
 from dpsgd.files import make_folder
-from dpsgd.runs import report
-from dpsgd.runs.decision import Stop
-from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
-from dpsgd.runs.draws import constant_seed, drawing_digest, write_stop
+from dpsgd.runs.attempts import Stop, drawing_digest
+from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.environment import origin
 from dpsgd.runs.job import Job
 from dpsgd.runs.journal import (
     FULL,
     DirectoryJournal,
-    check_batches_can_be_read,
     draw_of,
     numbers,
 )
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import MetricWriter, Stages
-from dpsgd.runs.plan import Execution, RecordedRun, Start, plan_run, restore_run, start_run
+from dpsgd.runs.plan import Execution, Start, plan_run, recorded_job, start_run
 from dpsgd.runs.processes import Processes
-from dpsgd.runs.result import FinishedRun, proved
+from dpsgd.runs.result import Figures, FinishedRun, write_report
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import stop_requests
 from dpsgd.runs.task import Task
@@ -107,20 +104,11 @@ class Run:
         out = Path(out)
         execution = Execution(placement, Stages(started), progress, writer_of(log))
         RunDirectory.refuse_existing(out)
-        plan, run_name = plan_run(spec, task, name, execution), None
-        if Processes.current().first:
-            terms, environment = plan.job.terms(plan.record), plan.job.environment()
-            drawing = drawing_digest(plan.job.mechanism.sampler)
-            with RunDirectory.create(out) as directory:
-                directory.write_json("config.json", plan.record)
-                directory.write_json("environment.json", environment)
-                directory.write_json("guarantee.json", plan.guarantee.record())
-                directory.write_json(DATA, {"data": [plan.digest]})
-                with Ledger.create(directory.ledger_path, terms, drawing, environment) as ledger:
-                    ledger.audited(plan.audit)
-                    run_name = ledger.history.name
-        run_name = Processes.current().share(run_name)
-        return cls(RunDirectory(out), plan.job.task, execution, plan.job, run_name)
+        job = plan_run(spec, task, name, execution)
+        execution.stages.begin("audit")
+        audit, processes = job.audit(progress=progress), Processes.current()
+        run_name = processes.share(_write_new(out, job, audit) if processes.first else None)
+        return cls(RunDirectory(out), job.task, execution, job, run_name)
 
     @classmethod
     def open(
@@ -155,7 +143,7 @@ class Run:
         """Trains to the end, and writes model and report.
 
         Lost steps are never repeated with their old noise: they are taken with new noise, and count
-        again (`dpsgd.runs.decision`).
+        again (`dpsgd.runs.attempts`).
 
         Raises:
           FileNotFoundError: if the data of the run are gone.
@@ -205,25 +193,22 @@ class Run:
         """
         if self._finished():
             return None
-        with self._resumed() as (ledger, (job, checkpoint, keys)):
-            check_batches_can_be_read(job)
-            history, step = ledger.history, int(checkpoint.state.step) if checkpoint else 0
-            draw = draw_of(job, history, step)
+        with self._resumed() as (ledger, start):
+            draw, seed = draw_of(start, ledger.history)
+            history, step = ledger.history, draw.first_step
             if (earlier := self.folder.batches) is not None:
                 batch_files.forget(earlier, history.name)
             batch_files.refuse_existing(path)  # files of others are neither noted nor removed
-            self.folder.note_batches(path)
-            seed = constant_seed(draw.sampler, keys.sampling, step)
+            self.folder.write_json(BATCHES, {"path": str(path.absolute())})
             make_folder(path, 0o700)
             try:
                 self._execution.progress(
                     f"drawing the batches of steps {step:,} to {draw.sampler.num_steps:,}"
                 )
-                digests = write(path, draw, seed, job.data)
-                batch_files.write_manifest(path, draw, seed, digests, job.data)
-                if not keys.root.insecure:
-                    last = history.attempts[-1]
-                    write_stop(self.folder.path, Stop(history.heads[last.line], step, None, seed))
+                digests = write(path, draw, seed, start.job.data)
+                batch_files.write_manifest(path, draw, seed, digests, start.job.data)
+                if not start.keys.root.insecure:
+                    self.folder.stop_file.write(Stop(history.attempt_hash, step, None, seed))
             except BaseException:
                 batch_files.forget(path, history.name)
                 raise
@@ -243,27 +228,25 @@ class Run:
     def _resumed(self) -> Iterator[tuple[Ledger, Start]]:
         """Locks the ledger against other processes, and yields it with the run's start."""
         job, self._job = self._job, None
-        recorded = None if job else RecordedRun(self.folder, self._execution.progress)
-        with Ledger.open(self.folder.ledger_path, Processes.current()) as ledger:
-            self.folder.history()  # refuses a ledger that is older than the checkpoints
+        folder, execution = self.folder, self._execution
+        config = None if job else folder.configuration(execution.progress)
+        with Ledger.open(folder.ledger_path, Processes.current()) as ledger:
+            folder.history()  # refuses a ledger that is older than the checkpoints
             history = ledger.history
-            if job is not None and history.untouched and history.name == self._name:
-                yield ledger, start_run(self.folder, job, ledger)  # audited just now
-                return
-            if recorded is None:  # another process has changed or replaced the run
-                recorded = RecordedRun(self.folder, self._execution.progress)
-            yield ledger, restore_run(self.folder, recorded, ledger, self._task, self._execution)
+            audited = job is not None and history.untouched and history.name == self._name
+            if job is None or not audited:  # another process may have changed or replaced the run
+                config = config or folder.configuration(execution.progress)
+                job = recorded_job(folder, config, history, self._task, execution)
+            yield ledger, start_run(folder, ledger, job, execution, audited=audited)
 
     def _finish(self, ledger: Ledger, start: Start) -> dict[str, Any]:
         """Trains to the end, evaluates, and writes model and report."""
-        (job, checkpoint, keys), processes = start, Processes.current()
+        job, processes = start.job, Processes.current()
         self._execution.stages.begin("train")
-        state = checkpoint.state if checkpoint else job.start()
         with _full_disk_explained(self.folder):
             with stop_requests() as stop:
-                journal = DirectoryJournal(job, self.folder, ledger, keys, stop, self._execution)
-                journal.begin(state, checkpoint.seconds if checkpoint else 0.0)
-                state = job.train(state, keys, journal)
+                journal = DirectoryJournal(self.folder, ledger, start, stop, self._execution)
+                state = job.train(start.state, start.keys, journal)
             params, record = on_one_device(state.params), None
             if processes.first:
                 record = self._release(job, ledger, journal, params)
@@ -285,23 +268,32 @@ class Run:
         stages.begin("accounting")
         sampler = job.mechanism.sampler
         rate = sampler.num_steps * sampler.expected_batch_size / journal.seconds
-        record = {
-            **proved(ledger.history),
-            "ledger_head": ledger.history.head,
-            "metrics": metrics,
-            "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),
-            "calibration": folder.read_json(CALIBRATION) if job.refinement else None,
-            "stage_seconds": stages.seconds(),
-            "training_seconds": journal.seconds,
-            "examples_per_second": rate,
-        }
+        figures = Figures(
+            metrics=metrics,
+            num_params=sum(leaf.size for leaf in jax.tree.leaves(job.params)),
+            calibration=folder.read_json(CALIBRATION) if job.refinement else None,
+            stage_seconds=stages.seconds(),
+            training_seconds=journal.seconds,
+            examples_per_second=rate,
+        )
+        record = write_report(folder, ledger.history, figures, origin())
         journal.log.write(job.mechanism.num_steps, record["epsilon_upper"], rate)
-        folder.write_json("guarantee.json", ledger.history.guarantee().record())
-        config = folder.read_json("config.json")
-        folder.write_text("report.md", report.markdown(record, config, origin()))
-        folder.write_json("report.json", record)
         folder.forget()
         return record
+
+
+def _write_new(out: Path, job: Job, audit: str) -> str:
+    """Writes the directory of a new run, and returns the run's name."""
+    environment = job.environment()
+    drawing = drawing_digest(job.mechanism.sampler)
+    with RunDirectory.create(out) as directory:
+        directory.write_json("config.json", job.record)
+        directory.write_json("environment.json", environment)
+        directory.write_json("guarantee.json", job.guarantee.record())
+        directory.write_json(DATA, {"data": [job.digest]})
+        with Ledger.create(directory.ledger_path, job.terms, drawing, environment) as ledger:
+            ledger.audited(audit)
+            return ledger.history.name
 
 
 def run(task: Task, spec: RunSpec, out: str | os.PathLike[str], **how: Any) -> dict[str, Any]:

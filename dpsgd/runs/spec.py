@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from accounting import default_delta
@@ -582,23 +581,6 @@ def sampler_name(record: Mapping[str, Any], where: str) -> str:
     """
     fields = checked(record.get("sampler"), Mapping[str, Any], f"{where}: sampler")
     return checked(fields.get("name"), str, f"{where}: sampler, name")
-
-
-def check_version(record: Mapping[str, Any], path: Path) -> None:
-    """Refuses a run directory of a version before tasks.
-
-    Args:
-      record: Content of `config.json`.
-      path: Run directory, for error messages.
-
-    Raises:
-      ValueError: if an earlier version has written the record.
-    """
-    if "task" not in record and {"data", "model_sizes", "schema"} <= record.keys():
-        raise ValueError(
-            f"{path} began in an earlier version without tasks: use that version, or start a "
-            "new run"
-        )
 
 
 def config_digest(record: Mapping[str, Any]) -> str:

@@ -87,12 +87,27 @@ UNSUPPORTED = (
 """Combinations of possible options that `check` refuses and `support_matrix` prints."""
 
 
-def traits_of(spec: RunSpec, sampler: BatchSampler | None = None) -> set[Trait]:
-    """Returns the traits of a run.
+class Conflict(NamedTuple):
+    """Rule that refuses a run; as text, the reason and the remedy."""
+
+    number: int
+    """Number of the rule in `UNSUPPORTED`, from 1."""
+    rule: Unsupported
+    traits: tuple[Trait, Trait]
+
+    def __str__(self) -> str:
+        return f"{' and '.join(self.traits)}: {self.rule.reason}; {self.rule.mend}"
+
+
+def conflict_of(spec: RunSpec, sampler: BatchSampler | None = None) -> Conflict | None:
+    """Returns the first rule that refuses a run, or None.
+
+    >>> print(conflict_of(RunSpec.of(SETTINGS["poisson"](), non_private=True, bands=2)))
+    non_private and bands: without privacy there is no noise to correlate; leave out one of them
 
     Args:
       spec: Settings of the run.
-      sampler: Sampler of the run; without it, traits of samplers are left out.
+      sampler: Sampler of the run; without it, rules about samplers are not applied.
     """
     noise, bands = spec.noise, getattr(spec.noise, "bands", 1)
     several = getattr(spec.sampler, "overflow", None) == "accumulate"
@@ -109,38 +124,13 @@ def traits_of(spec: RunSpec, sampler: BatchSampler | None = None) -> set[Trait]:
     if sampler is not None:
         has["no minimum separation"] = sampler.separation == 1 and bands != "auto"
         has["protected units of several rows"] = sampler.unit != "example"
-    return {name for name, holds in has.items() if holds}
-
-
-def rule_against(traits: set[Trait]) -> tuple[int, Unsupported, str] | None:
-    """Returns the rule that refuses a run, or None.
-
-    The result is the first such rule's number, from 1, the rule, and the traits that it excludes.
-
-    >>> number, rule, traits = rule_against({"non_private", "bands"})
-    >>> traits, rule_against({"bands"})
-    ('non_private and bands', None)
-    """
     for number, rule in enumerate(UNSUPPORTED, 1):
         matches = [
-            [trait for trait in side if trait in traits] for side in (rule.first, rule.second)
+            [trait for trait in side if has.get(trait)] for side in (rule.first, rule.second)
         ]
         if all(matches):
-            return number, rule, " and ".join(side[0] for side in matches)
+            return Conflict(number, rule, (matches[0][0], matches[1][0]))
     return None
-
-
-def refusal(spec: RunSpec, sampler: BatchSampler | None = None) -> str:
-    """Returns why a run is not supported, or "".
-
-    Args:
-      spec: Settings of the run.
-      sampler: Sampler of the run; without it, rules about samplers are not applied.
-    """
-    if (conflict := rule_against(traits_of(spec, sampler))) is None:
-        return ""
-    _, rule, words = conflict
-    return f"{words}: {rule.reason}; {rule.mend}"
 
 
 def check(spec: RunSpec, num_examples: int | None = None) -> None:
@@ -153,8 +143,8 @@ def check(spec: RunSpec, num_examples: int | None = None) -> None:
     Raises:
       ValueError: if a rule excludes the options; the message names them.
     """
-    if why := refusal(spec):
-        raise ValueError(why)
+    if conflict := conflict_of(spec):
+        raise ValueError(str(conflict))
     if num_examples is not None and isinstance(spec.sampler, SamplerSettings):
         spec.sampler.check_sizes(num_examples)
 
@@ -227,8 +217,8 @@ def support_matrix() -> str:
         cells = []
         for options in COLUMNS.values():
             spec = RunSpec.of(requested, noise_multiplier=1.0, **options)
-            conflict = rule_against(traits_of(spec, built))
-            cells.append("yes" if conflict is None else f"no ({conflict[0]})")
+            conflict = conflict_of(spec, built)
+            cells.append("yes" if conflict is None else f"no ({conflict.number})")
         cells.append("no")
         with contextlib.suppress(TypeError, ValueError):  # no such setting, or not with the others
             dataclasses.replace(requested, num_shards=2).build(example_data(), 1e-5)

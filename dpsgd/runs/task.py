@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -154,50 +155,46 @@ def check_task(task: Any, name: str) -> None:
         )
 
 
-def settled(task: Any, request: RecommendationRequest) -> tuple[Any, dict[str, str]]:
-    """Returns a task with its open settings chosen, and reasons.
+def settled(
+    task: Any,
+    request: RecommendationRequest,
+    name: str | None = None,
+    earlier: Mapping[str, Any] = {},
+) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """Returns a task with its open settings chosen, and the choices.
 
-    Args:
-      task: Task, whose method `settle`, if any, chooses settings.
-      request: Number of rows and guarantee.
-    """
-    settle = getattr(task, "settle", None)
-    return settle(request) if callable(settle) else (task, {})
-
-
-def like_earlier(
-    task: Any, name: str | None, record: Mapping[str, Any]
-) -> tuple[Any, dict[str, str]]:
-    """Returns a task with open settings of an earlier one.
-
-    Open settings are None; `data` and paths are not taken. A task with another name, or settings
-    that do not fit, stays unchanged.
+    Settings that are None are those of the earlier task, if it has the same name, or else chosen by
+    the task's method `settle`, if any. The second result gives "value" and "why" by setting.
 
     Args:
       task: Task of the new run.
+      request: Number of rows and guarantee.
       name: Name of the task, or None.
-      record: `task_record` of the earlier task.
-
-    The second result gives the reason by setting.
+      earlier: `task_record` of the earlier task; empty without one.
     """
+    reasons = {}
+    if taken := _settings_of_earlier(task, name, earlier):
+        with contextlib.suppress(ValueError):  # settings that do not fit
+            task = with_settings(task, taken, "init_from")
+            reasons = dict.fromkeys(taken, "in its initial model")
+    if callable(settle := getattr(task, "settle", None)):
+        task, why = settle(request)
+        reasons |= why
+    return task, {key: {"value": getattr(task, key), "why": why} for key, why in reasons.items()}
+
+
+def _settings_of_earlier(task: Any, name: str | None, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the open settings that an earlier task has, but no paths."""
     own_settings, settings = _settings(task), record.get("settings", {})
     if own_settings is None or record.get("name") not in (name, task_record(task)["name"]):
-        return task, {}
-    kind: Any = type(task)
-    hints = field_types(kind)
-    taken = {
+        return {}
+    hints = field_types(type(task))
+    return {
         key: settings[key]
         for key, value in own_settings.items()
         if value is None and settings.get(key) is not None and str(settings[key]).isprintable()
         if key != "data" and not _is_path(hints[key])
     }
-    if not taken:
-        return task, {}
-    try:
-        changed = with_settings(task, taken, "init_from")
-    except ValueError:
-        return task, {}
-    return changed, dict.fromkeys(taken, "in its initial model")
 
 
 def with_settings(task: Any, values: Mapping[str, Any], where: str) -> Any:
@@ -242,15 +239,12 @@ def refinement_of(task: Any, mechanism: Mechanism, kind: str | None) -> Refineme
     """
     if mechanism.full_sums is None:
         return None
-    if (refinement := calibration_of(task)) is None:
+    refinement = calibration_of(task)
+    offered = "none" if refinement is None else refinement.kind
+    if refinement is None or offered != kind:
         raise ValueError(
-            f"the run ends in {mechanism.full_sums}, but its task, a {type(task).__name__}, has no "
-            "calibration() (see dpsgd.runs.task.Task)"
-        )
-    if refinement.kind != kind:
-        raise ValueError(
-            f"calibration is {kind}, but the task, a {type(task).__name__}, offers "
-            f"{refinement.kind}: take that, or none"
+            f"calibration is {kind}, but calibration() of the task, a {type(task).__name__}, "
+            f"offers {offered}: take that, or none"
         )
     return refinement
 

@@ -42,8 +42,14 @@ class Terms:
 
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""
-        initial = {"initial": initial_record(model)} if (model := self.plan.initial) else {}
-        return {**segment_record(self.plan), **stated(self, _OF_TERMS), **initial}
+        record = {**_segment_record(self.plan), **stated(self, _OF_TERMS)}
+        if model := self.plan.initial:
+            record["initial"] = {
+                "sha256": model.sha256,
+                "name": model.name,
+                "segments": segment_records(model.segments),
+            }
+        return record
 
     @classmethod
     def from_record(cls, body: Mapping[str, Any]) -> Terms:
@@ -51,28 +57,27 @@ class Terms:
         for name in body:
             if body[name] and (notice := removal_notice(name)):
                 raise ValueError(f"{name}: {notice}")
-        values, initial = fields_of(cls, body, _OF_TERMS), body.get("initial")
+        values, started = fields_of(cls, body, _OF_TERMS), dict[str, Any]()
         check_guarantee_delta(values["delta"])
-        started = {} if initial is None else {"initial": initial_from_record(initial)}
-        return cls(segment_from_record(body, **started), **values)
+        if body.get("initial") is not None:
+            model = checked(body["initial"], dict[str, Any], "initial")
+            segments = segments_from_records(model["segments"])
+            known = fields_of(Initial, model, ("sha256", "name"))
+            started["initial"] = Initial(segments=segments, **known)
+        return cls(_segment_from_record(body, **started), **values)
 
 
 _OF_TERMS = ("delta", "config", "trained")
 _OF_SEGMENT = ("unit", "lazy_tables", "not_covered", "rows", "reproducible_noise")
 
 
-def segment_record(segment: Segment) -> dict[str, Any]:
+def _segment_record(segment: Segment) -> dict[str, Any]:
     """Returns a segment as JSON values, without steps and initial model."""
     return {**mechanism_record(segment.mechanism), **stated(segment, _OF_SEGMENT)}
 
 
-def segment_from_record(body: Mapping[str, Any], **more: Any) -> Segment:
-    """Returns the segment in a `segment_record`.
-
-    Args:
-      body: Record of the segment.
-      **more: Fields of the segment that the record lacks.
-    """
+def _segment_from_record(body: Mapping[str, Any], **more: Any) -> Segment:
+    """Returns the segment in a record, with fields that the record lacks."""
     return Segment(mechanism_from_record(body), **fields_of(Segment, body, _OF_SEGMENT), **more)
 
 
@@ -127,15 +132,15 @@ def segment_records(parts: Sequence[Part]) -> list[dict[str, Any]]:
     selections, runs that started from a trained model, and samplers or noises from outside this
     package.
     """
-    records = [
-        {**segment_record(segment), "steps": [segment.steps.start, segment.steps.stop]}
-        for segment in parts
-        if isinstance(segment, Segment) and segment.initial is None
-    ]
-    foreign = any(
-        ":" in record["sampler"]["name"] or ":" in record["noise"]["name"] for record in records
-    )
-    return [] if foreign or len(records) < len(parts) else records
+    records = []
+    for segment in parts:
+        if not isinstance(segment, Segment) or segment.initial is not None:
+            return []
+        steps = [segment.steps.start, segment.steps.stop]
+        records.append(record := {**_segment_record(segment), "steps": steps})
+        if ":" in record["sampler"]["name"] or ":" in record["noise"]["name"]:
+            return []
+    return records
 
 
 def segments_from_records(records: Any) -> tuple[Segment, ...]:
@@ -145,22 +150,9 @@ def segments_from_records(records: Any) -> tuple[Segment, ...]:
       ValueError: if a record is damaged.
     """
     return tuple(
-        segment_from_record(body, steps=range(*checked(body["steps"], tuple[int, int], "steps")))
+        _segment_from_record(body, steps=range(*checked(body["steps"], tuple[int, int], "steps")))
         for body in checked(records, list[dict[str, Any]], "segments")
     )
-
-
-def initial_record(initial: Initial) -> dict[str, Any]:
-    """Returns a run's initial model as JSON values."""
-    segments = segment_records(initial.segments)
-    return {"sha256": initial.sha256, "name": initial.name, "segments": segments}
-
-
-def initial_from_record(record: Any) -> Initial:
-    """Returns the trained model in an `initial_record`."""
-    body = checked(record, dict[str, Any], "initial")
-    values = fields_of(Initial, body, ("sha256", "name"))
-    return Initial(segments=segments_from_records(body["segments"]), **values)
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,7 @@ from dpsgd.core.segments import Segment
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.records import to_json
-from dpsgd.runs.resolve import (
-    build_sampler,
-    choose,
-    full_sums,
-    noise_of,
-    privacy_with,
-    request_of,
-    resolved,
-)
+from dpsgd.runs.resolve import Unscaled, choose, request_of, resolved
 from dpsgd.runs.spec import (
     Lazy,
     NoiseMultiplier,
@@ -178,7 +170,7 @@ class Candidates:
             progress(f"auditing candidate {number} of {len(selection.candidates)}")
             run = resolved(spec_of_trial(selection, number - 1), self.rows[1])
             job = Job.of_task(self.task, run, rows=self.rows)
-            if (job.plan(), job.delta) != (terms.plan, terms.delta):
+            if (job.plan, job.delta) != (terms.plan, terms.delta):
                 raise ValueError(f"candidate {number} would train differently than declared")
             job.audit()
 
@@ -198,23 +190,16 @@ class Candidates:
             return self._chosen
         specs = self._chosen
         # Candidates that differ in what costs no privacy need the same noise.
-        samplers = [build_sampler(spec, population) for spec in specs]
+        unscaled = [Unscaled.of(spec, population) for spec in specs]
         kinds = [
-            (sampler, _cost_class(noise_of(spec), sampler), spec.calibration)
-            for sampler, spec in zip(samplers, specs, strict=True)
+            (one.sampler, _cost_class(one.noise, one.sampler), spec.calibration)
+            for one, spec in zip(unscaled, specs, strict=True)
         ]
         unique = dict(zip(kinds, specs, strict=True))
         # A run's sums after training depend on its noise: search with sums for a similar noise,
         # then raise the noise until the final mechanisms suffice.
         delta = specs[0].delta_of(population)
-        privacies = [
-            privacy_with(
-                full_sums(spec, sampler, delta),
-                sampler,
-                noise_of(spec),
-            )
-            for (sampler, *_), spec in unique.items()
-        ]
+        privacies = [one.privacy for one in dict(zip(kinds, unscaled, strict=True)).values()]
 
         def noised(spec: RunSpec, sigma: float) -> RunSpec:
             return dataclasses.replace(spec, privacy=NoiseMultiplier(sigma))

@@ -20,8 +20,8 @@ import jax
 
 from accounting import TrialCount
 from dpsgd.files import destroy, make_folder, write_atomically
+from dpsgd.runs.attempts import STOP
 from dpsgd.runs.directory import SECRETS, RunDirectory
-from dpsgd.runs.draws import STOP, read_stop
 from dpsgd.runs.history import NO_HEAD, History, line_of
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.run import resume, run
@@ -236,7 +236,7 @@ def _goes_on(path: Path) -> bool:
         return False
     history = folder.history()
     sampler = history.attempts[0].terms.mechanism.sampler
-    return len(history.attempts) == 1 and read_stop(path, sampler) is not None
+    return len(history.attempts) == 1 and folder.stop_file.read(sampler) is not None
 
 
 def _as_declared(history: History, terms: Terms) -> bool:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.files import write_atomically
-from dpsgd.runs import report
 from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.environment import code_digest, environment
 from dpsgd.runs.history import History, line_of
 from dpsgd.runs.records import to_json
-from dpsgd.runs.result import proved
+from dpsgd.runs.result import Figures, write_report
 from dpsgd.runs.terms import Terms
 from dpsgd.selection.candidates import Candidates
 from dpsgd.selection.vault import VaultSecret
@@ -61,21 +60,11 @@ def release(
     history = _write_ledger(folder, terms, nonce, lines)
     folder.write_json("config.json", record)
     folder.write_json("environment.json", environment())
-    folder.write_json("guarantee.json", history.guarantee().record())
     folder.write_json(DATA, {"data": [wanted.data]})
     if trial_report["calibration"]:
         folder.write_json(CALIBRATION, trial_report["calibration"])
     write_atomically(folder.params_path, lambda file: file.write(content))
-    released: dict[str, Any] = {
-        **proved(history),
-        "ledger_head": history.head,
-        **{key: trial_report[key] for key in _KEPT},
-        "stage_seconds": None,
-        "training_seconds": None,
-        "examples_per_second": None,
-    }
-    folder.write_text("report.md", report.markdown(released, record))
-    folder.write_json("report.json", released)
+    write_report(folder, history, Figures(**{key: trial_report[key] for key in _KEPT}))
 
 
 def _write_ledger(

@@ -13,7 +13,6 @@ from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.initial import EarlierModel, with_absolute_path
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.recommendation import RecommendationRequest
-from dpsgd.runs.records import checked
 from dpsgd.runs.resolve import differing, with_any_noise
 from dpsgd.runs.result import FinishedRun, environment_mismatch
 from dpsgd.runs.spec import RunSpec
@@ -21,7 +20,6 @@ from dpsgd.runs.stop import Stopped
 from dpsgd.runs.task import (
     Task,
     data_digest,
-    like_earlier,
     made_of,
     rows_of,
     settled,
@@ -236,8 +234,8 @@ class _Asked:
         columns, population = rows_of(task)
         about = RecommendationRequest(population.num_examples, 1e-5, noise_multiplier=1.0)
         earlier = EarlierModel.read(runs[0].spec.init_from)
-        task, _ = like_earlier(task, sweep.task_name, earlier.task if earlier else {})
-        task, _ = settled(task, about)  # one model for all points
+        begun = earlier.task if earlier else {}
+        task, _ = settled(task, about, sweep.task_name, begun)  # one model for all points
         programs = [(run, _program(run, population, where)) for run in runs]
         check_data(task)
         digest = data_digest(task, columns, population)
@@ -339,10 +337,7 @@ def _finished(run: PlannedRun, asked: _Asked) -> bool:
     if not run.out.exists():
         return False
     directory = RunDirectory.open(run.out, finished=False)
-    location = f"{run.out / 'config.json'} is damaged, or of another version"
-    record = directory.read_json("config.json")
-    spec = RunSpec.from_record(record, location)
-    recorded_task = checked(record.get("task"), dict[str, Any], f"{location}: task")
+    _, spec, recorded_task, _ = directory.configuration()
     names = [] if set(directory.data()) == {asked.digest} else ["data"]
     if attempts := directory.history().attempts:
         earlier = EarlierModel.read(run.spec.init_from)

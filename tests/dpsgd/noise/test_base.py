@@ -20,7 +20,7 @@ from dpsgd import (
     dpsgd,
     train_blocks,
 )
-from dpsgd.runs.decision import Refuse, decide
+from dpsgd.runs.attempts import Refuse, decide
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.terms import Terms
 from samplers import Deterministic, Poisson

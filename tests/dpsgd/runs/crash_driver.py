@@ -32,8 +32,8 @@ import jax
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import calibration as calibrations
 from dpsgd.runs import job, run
+from dpsgd.runs.attempts import STOP
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS, RunDirectory
-from dpsgd.runs.draws import STOP
 from dpsgd.runs.environment import code_digest
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import load

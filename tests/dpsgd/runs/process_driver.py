@@ -27,7 +27,7 @@ from dpsgd.engine import placement as placement_module
 from dpsgd.engine.placement import Placement
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import job, run
-from dpsgd.runs.draws import STOP
+from dpsgd.runs.attempts import STOP
 from dpsgd.runs.environment import code_digest
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.processes import together

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpsgd import Mechanism, Segment
-from dpsgd.runs.decision import Continue, NewAttempt, Refuse, Saved, Stop, decide
+from dpsgd.runs.attempts import Continue, NewAttempt, Refuse, Saved, Stop, decide
 from dpsgd.runs.history import History, LedgerError, line_of
 from dpsgd.runs.terms import Terms
 from samplers import BallsAndBins
@@ -34,14 +34,15 @@ class Folder:
     def resume(self, rng):
         """Goes on until it is killed or stops; returns the decision, and what it was made of."""
         history = self.history
-        found = decide(history, self.saved, self.stop, self.terms, self.drawing)
+        saved = next(iter(self.saved), None)
+        found = decide(history, saved, self.stop, self.terms, self.drawing)
         if isinstance(found, Refuse):
             return found
+        step = saved.step if saved else 0
         if isinstance(found, NewAttempt):
-            self.saved = [one for one in self.saved if one.step <= found.step]
-            self.append({"attempt": len(history.attempts), "first_step": found.step})
+            self.append({"attempt": len(history.attempts), "first_step": step})
         seed = found.stop.seed if isinstance(found, Continue) and found.stop else next(self.names)
-        step, self.stop = found.step, None
+        self.stop = None
         while step < STEPS:
             if rng.random() < 0.2:
                 return found  # killed
@@ -114,13 +115,14 @@ def stopped(at=8):
 
 
 def decided(folder, **changes):
-    how = {"checkpoints": folder.saved, "stop": folder.stop, "terms": folder.terms} | changes
+    newest = next(iter(folder.saved), None)
+    how = {"saved": newest, "stop": folder.stop, "terms": folder.terms} | changes
     return decide(folder.history, drawing="one", **how)
 
 
 def test_only_a_clean_stop_continues_with_its_seed():
     folder = stopped()
-    assert decided(folder) == Continue(folder.saved[0], folder.stop)
+    assert decided(folder) == Continue(folder.stop)
     stop = folder.stop
     assert str(stop.seed) not in repr(decided(folder))  # as tracebacks with variables print it
     for other in (
@@ -128,16 +130,16 @@ def test_only_a_clean_stop_continues_with_its_seed():
         stop._replace(attempt="of another attempt"),
         stop._replace(step=4),
     ):
-        assert decided(folder, stop=other) == NewAttempt(folder.saved[0])
-    assert decided(folder, checkpoints=folder.saved[1:]) == NewAttempt(folder.saved[1])
-    assert decided(folder, checkpoints=[]) == NewAttempt(None)
+        assert decided(folder, stop=other) == NewAttempt()
+    assert decided(folder, saved=folder.saved[1]) == NewAttempt()
+    assert decided(folder, saved=None) == NewAttempt()
     folder.append({"declare": [8, 12]})
-    assert decided(folder) == NewAttempt(folder.saved[0])
+    assert decided(folder) == NewAttempt()
 
 
 def test_a_ledger_that_is_older_than_its_stop_is_refused():
     folder = stopped()
-    found = decided(folder, checkpoints=[], stop=folder.stop._replace(step=9))
+    found = decided(folder, saved=None, stop=folder.stop._replace(step=9))
     assert isinstance(found, Refuse)
     assert found.reason.startswith("the run stopped at step 9, which its ledger does not declare")
 
@@ -147,16 +149,16 @@ def test_a_later_attempt_ignores_the_state_of_an_earlier_one():
     folder.append({"attempt": 1, "first_step": 4})
     folder.append({"declare": [4, 8]})
     stop = folder.stop._replace(attempt=folder.history.heads[3])
-    assert decided(folder, stop=stop) == NewAttempt(folder.saved[0])
+    assert decided(folder, stop=stop) == NewAttempt()
     own = Saved(8, 1, folder.history.head)
-    assert decided(folder, checkpoints=[own], stop=stop) == Continue(own, stop)
+    assert decided(folder, saved=own, stop=stop) == Continue(stop)
 
 
 def test_an_insecure_seed_always_continues():
     folder = Folder(REPRODUCIBLE)
     folder.append({"declare": [0, 8]})
     folder.saved = [Saved(4, 0, folder.history.head)]
-    assert decided(folder, stop=None) == Continue(folder.saved[0])
+    assert decided(folder, stop=None) == Continue()
 
 
 def with_noise(sigma):
@@ -171,19 +173,18 @@ REFUSED = {
     "configuration": ({"terms": dataclasses.replace(TERMS, config="b")}, "another config"),
     "noise": ({"terms": with_noise(2.0)}, "line 1: .*another noise_multiplier"),
     "seed": ({"terms": REPRODUCIBLE}, "reproducible_noise"),
-    "older ledger": ({"checkpoints": [Saved(8, 0, "ab" * 32)]}, "rolled back or replaced"),
-    "another attempt": ({"checkpoints": [Saved(4, 1, "head 1")]}, "is not of this run"),
-    "step not declared": ({"checkpoints": [Saved(9, 0, "head 2")]}, "declared steps"),
+    "older ledger": ({"saved": Saved(8, 0, "ab" * 32)}, "rolled back or replaced"),
+    "another attempt": ({"saved": Saved(4, 1, "head 1")}, "is not of this run"),
+    "step not declared": ({"saved": Saved(9, 0, "head 2")}, "declared steps"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "why"), REFUSED.values(), ids=REFUSED)
 def test_what_no_guarantee_covers_is_refused(changes, why):
     folder = stopped()
-    if "checkpoints" in changes:
+    if saved := changes.get("saved"):
         heads = {f"head {k}": head for k, head in enumerate(folder.history.heads)}
-        saved = changes["checkpoints"][0]
-        changes = {"checkpoints": [saved._replace(head=heads.get(saved.head, saved.head))]}
+        changes = {"saved": saved._replace(head=heads.get(saved.head, saved.head))}
     found = decided(folder, **changes)
     assert isinstance(found, Refuse)
     with pytest.raises(LedgerError, match=why):
@@ -194,7 +195,7 @@ def test_what_no_guarantee_covers_is_refused(changes, why):
 def test_a_closed_ledger_is_not_trained_on():
     folder = stopped(12)
     folder.append({"released": "digest"})
-    assert decided(folder) == Continue(folder.saved[0])
-    found = decided(folder, checkpoints=folder.saved[1:])
+    assert decided(folder) == Continue()
+    found = decided(folder, saved=folder.saved[1])
     assert isinstance(found, Refuse)
     assert "has released its model" in found.reason

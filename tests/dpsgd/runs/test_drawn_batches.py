@@ -8,7 +8,7 @@ from tiny_task import assert_same, config_of, line, run_and_stop, short_blocks
 from dpsgd import resume, run
 from dpsgd.engine import batch_files
 from dpsgd.engine.feed import Layout
-from dpsgd.runs.draws import STOP
+from dpsgd.runs.attempts import STOP
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.run import Run
 

@@ -15,7 +15,7 @@ from accounting import Bound, TrialCount, epsilon
 from dpsgd import Mechanism, Segment, cost, resume, run
 from dpsgd.core.segments import Initial, Trials
 from dpsgd.models.model import export
-from dpsgd.runs.draws import STOP
+from dpsgd.runs.attempts import STOP
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.ledger import read
 from dpsgd.runs.result import Bundle, FinishedRun

@@ -253,7 +253,7 @@ REFUSED = {
     },
     "audit {} " + PLATT: {
         "--black-box": "--black-box audits dense steps alone; leave out --calibration",
-        "--task images": "its task, a Images, has no calibration()",
+        "--task images": "calibration() of the task, a Images, offers none",
     },
     "calibrate {} --target-epsilon 1 --calibration platt": {
         "sampler:deterministic --num-examples 2000":

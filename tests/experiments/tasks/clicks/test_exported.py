@@ -16,7 +16,7 @@ import pytest
 
 from dpsgd import Run, RunSpec, load_exported
 from dpsgd.models import predictions
-from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.initial import read_arrays
 from dpsgd.runs.result import Bundle
 from experiments import cli
 from experiments.tasks.clicks.formats import DISPLAY
@@ -62,7 +62,7 @@ def expected(home):
     """The probabilities of all rows, by the store, the run's parameters and no shared code."""
     store = Store.open(home / "store")
     functions = pure_functions(ModelConfig(2, 16, (4,)), store.schema)
-    params = RunDirectory(home / "run").read_params(functions.init(0))
+    params = read_arrays(home / "run" / "params.npz", functions.init(0))
     score = jax.vmap(functions.logit, in_axes=(None, 0))
     logits = [
         score(params, {name: jnp.asarray(x) for name, x in store.load(split).items()})
