@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -17,15 +19,20 @@ from dpsgd.engine.placement import Placement
 from dpsgd.runs.job import Job, Training
 from dpsgd.runs.log import Stages
 from dpsgd.runs.plan import Execution, plan_run
+from dpsgd.runs.recommendation import RecommendationRequest
 from dpsgd.runs.resolve import Rows, with_any_noise
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import Task
+from samplers import Deterministic
 
 PyTree = Any
 Clock = Callable[[], float]
 
 _ROWS = 4096
 """Most rows generated for timing; others are copies or zeros."""
+
+_TIMED_ROWS = 2**18
+"""Rows of the batches that are timed in place of rows or devices that are not there, at least."""
 
 _LEAST_SECONDS = 1.0
 """Seconds after which no more steps are timed."""
@@ -125,6 +132,59 @@ def timed(task: Task, spec: RunSpec, rows: Rows, placement: Placement | None = N
     return time_steps(job, flush_every=getattr(spec.tables, "flush_every", None))
 
 
+@dataclass(frozen=True)
+class Resized:
+    """Task with a number of training rows that are not there, for a dry run.
+
+    Attributes:
+      task: Task whose rows are examples.
+      num_examples: Number of training rows.
+    """
+
+    task: Any
+    num_examples: int
+
+    def columns(self) -> PyTree:
+        """Returns views of one generated row, repeated without memory."""
+        return _repeated(self.task.generated(1), self.num_examples)
+
+    def settle(self, request: RecommendationRequest) -> tuple[Resized, dict[str, str]]:
+        """Returns the task with settings chosen, and the reasons."""
+        settle = getattr(self.task, "settle", None)
+        task, reasons = settle(request) if callable(settle) else (self.task, {})
+        return Resized(task, self.num_examples), reasons
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "task"), name)
+
+
+def _repeated(rows: PyTree, count: int) -> PyTree:
+    first_rows = jax.tree.map(lambda column: np.asarray(column)[:1], rows)
+    return jax.tree.map(lambda x: np.broadcast_to(x, (count, *x.shape[1:])), first_rows)
+
+
+def _share(job: Job, num_devices: int, num_examples: int) -> Job:
+    """Returns a job whose steps are one device's share of each batch.
+
+    Args:
+      job: Job of the run, on one device.
+      num_devices: Number of devices that share a batch.
+      num_examples: Number of rows, at least.
+    """
+    sampler = job.mechanism.sampler
+    if sampler.clipped_shape:
+        raise ValueError(
+            f"a dry run of units clipped together, {sampler}, needs the devices of the run"
+        )
+    places = -(-sampler.padded_batch_size // num_devices)
+    count = -(-num_examples // places) * places
+    mechanism = dataclasses.replace(
+        job.mechanism, sampler=Deterministic(count, places, 1), full_sums=None
+    )
+    data = _repeated(job.synthetic(1), count)
+    return dataclasses.replace(job, data=data, mechanism=mechanism, refinement=None)
+
+
 class DryRun(NamedTuple):
     """Facts about a run that are known before it reads a row."""
 
@@ -134,12 +194,14 @@ class DryRun(NamedTuple):
     """Expected examples in a batch."""
     padded_batch_size: int
     """Batch positions per pass; a larger batch takes several passes."""
+    num_devices: int
+    """Devices that are not there and share each batch; 1 for a run on the devices at hand."""
     parameters: int
     """Total number of entries of all parameters."""
     program_bytes: int
     """Device memory of a block's program in bytes, rows included."""
     timing: Timing
-    """Seconds measured on generated rows."""
+    """Seconds measured on generated rows: of one device's share, if devices are not there."""
     hours: float
     """Predicted hours of all steps, with compilation."""
     guarantee: Guarantee
@@ -151,35 +213,45 @@ def dry_run(
     spec: RunSpec,
     *,
     name: str | None = None,
-    placement: Placement | None = None,
+    placement: Placement | int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> DryRun:
     """Measures a run on generated rows and computes its guarantee.
 
-    It reads only number, shapes and dtypes of the task's rows, and writes no file.
+    It reads only number, shapes and dtypes of the task's rows, and writes no file. Of devices that
+    are not there, and rows of `Resized`, it times a step: drawing and exchange are not measured.
 
     Args:
-      task: Task that the run would train.
+      task: Task that the run would train, or `Resized`.
       spec: Configuration of the run.
       name: "module:object" of the task, for error messages.
-      placement: Devices of the run; by default one.
+      placement: Devices of the run, or a number of devices like the one at hand; by default one.
       progress: Function that is called with each line of progress text.
 
     Raises:
       ValueError: if `dpsgd.run` would refuse the run before it reads the rows.
     """
-    job = plan_run(spec, task, name, Execution(placement, Stages(), progress), dry=True)
-    progress("compiling the program that trains")
-    memory = job.programs()[0].memory_analysis()
-    progress("timing steps on generated rows")
-    timing = time_steps(job, flush_every=getattr(job.spec.tables, "flush_every", None))
+    num_devices = placement if isinstance(placement, int) else 1
+    devices = None if isinstance(placement, int) else placement
+    job = plan_run(spec, task, name, Execution(devices, Stages(), progress), dry=True)
     sampler = job.mechanism.sampler
+    progress("compiling the program that trains")
+    program = job if num_devices == 1 else _share(job, num_devices, sampler.num_examples)
+    memory = program.programs()[0].memory_analysis()
+    progress("timing steps on generated rows")
+    if num_devices > 1 or isinstance(job.task, Resized):
+        few_rows = max(_TIMED_ROWS, 8 * sampler.padded_batch_size // num_devices)
+        timing = time_steps(_share(job, num_devices, min(few_rows, sampler.num_examples)))
+        timing = timing._replace(epoch=timing.step * sampler.steps_per_epoch)
+    else:
+        timing = time_steps(job, flush_every=getattr(job.spec.tables, "flush_every", None))
     seconds = timing.first + timing.epoch * sampler.num_steps / sampler.steps_per_epoch
     resident_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     return DryRun(
         steps=sampler.num_steps,
         expected_batch_size=sampler.expected_batch_size,
         padded_batch_size=sampler.padded_batch_size,
+        num_devices=num_devices,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(job.params)),
         program_bytes=resident_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
         timing=timing,

@@ -277,7 +277,7 @@ def word_of(words: Sequence[str], name: str) -> str | None:
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument(f"--{name}", metavar="NAME")
-    return getattr(parser.parse_known_args(list(words))[0], name)
+    return getattr(parser.parse_known_args(list(words))[0], name.replace("-", "_"))
 
 
 def add_arguments(parser: Any, options: Iterable[Option], groups: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from accounting import epsilon
@@ -15,16 +14,13 @@ from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport
 from dpsgd.runs.audit import ROWS, audit_synthetic
 from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
-from dpsgd.runs.recommendation import Settings
+from dpsgd.runs.recommendation import RecommendationRequest, Settings
 from dpsgd.runs.resolve import ResolvedRun, resolved, with_noise
 from dpsgd.runs.spec import Lazy
-from dpsgd.runs.task import Trainable, refinement_of
+from dpsgd.runs.task import Trainable, refinement_of, settled
 from experiments.cli.console import Console
 from experiments.cli.questions.audit import Audit
-from experiments.cli.tasks import sampler_kind
-from experiments.tasks.clicks.schema import DISPLAY_ADS
-from experiments.tasks.clicks.sizes import preset_for
-from experiments.tasks.clicks.task import ClickModels, Clicks
+from experiments.cli.tasks import DEFAULT, sampler_kind
 from samplers import BatchSampler
 
 Progress = Callable[[str], None]
@@ -58,12 +54,10 @@ def _probed_task(question: Audit) -> Trainable:
     """Returns the task to audit; without a store, clicks have the columns of Criteo Display Ads."""
     if not question.lacks_data:
         return question.subject
-    if question.task != "clicks":
+    if question.task != DEFAULT:
         raise ValueError(f"--data is missing: the task {question.task} needs it")
-    settings = {**question.settings, "data": Path()}
-    network = settings["embedding_dim"] is not None or settings["hidden"] is not None
-    settings["model"] = settings["model"] or preset_for(question.num_examples, network=network)
-    return ClickModels(Clicks(**settings).sizes, DISPLAY_ADS, 0)
+    request = RecommendationRequest(question.num_examples, 1e-5, noise_multiplier=1.0)
+    return settled(question.subject, request)[0]
 
 
 def _claimed(question: Audit, run: ResolvedRun) -> BatchSampler | None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import dpsgd
 from dpsgd.engine.batch_files import draw_here
+from dpsgd.engine.placement import Placement
 from dpsgd.runs import report
-from dpsgd.runs.dry_run import dry_run
+from dpsgd.runs.dry_run import Resized, dry_run
 from experiments import cli
 from experiments.cli.console import Console, counted, sized
 from experiments.cli.devices import placement_of, together
@@ -19,6 +20,7 @@ from experiments.cli.options import look_in_the_current_folder
 from experiments.cli.questions.directories import Batches, Resume
 from experiments.cli.questions.runs import Train
 from experiments.tasks import task_of
+from samplers import UnitData
 
 
 @contextmanager
@@ -36,19 +38,39 @@ def _trained(question: Train | Resume, out: Path) -> Iterator[tuple[Console, dic
 
 def train(question: Train) -> None:
     """Trains a task, or prints facts about a run."""
+    if question.dry_run:
+        return _show_facts(question)
     task = question.subject
+    assert question.out is not None, "checked"
     with _trained(question, question.out) as (console, arguments):
-        if question.dry_run:
-            shared = {"placement": arguments["placement"], "progress": console.progress}
-            for line in facts(dry_run(task, question.spec, name=question.task, **shared)):
-                console.line(line)
-            return
         arguments |= {"name": question.task, "progress": console.tell}
         if question.begin:
             dpsgd.Run.create(task, question.spec, question.out, **arguments)
             console.line(f"created; to train it: dpsgd resume {question.out}")
         else:
             show(console, question.out, dpsgd.run(task, question.spec, question.out, **arguments))
+
+
+def _show_facts(question: Train) -> None:
+    """Prints facts about a run, on devices and rows that need not be there."""
+    task, num_examples, placement = question.subject, question.num_examples, None
+    if num_examples is not None:
+        if not question.lacks_data and isinstance(task.columns(), UnitData):
+            raise ValueError("--num-examples is for rows that are examples; leave it out")
+        task = Resized(task, num_examples)
+    with (
+        together(question.devices, question.out or Path()) as processes,
+        Console(quiet=not processes.first) as console,
+    ):
+        console.progress("starting")
+        count = question.devices.num_devices or 1
+        if processes.count == 1 and count > len(Placement.default().devices):
+            placement = count
+        else:
+            placement = placement_of(question.devices)
+        options: Any = {"placement": placement, "progress": console.progress}
+        for line in facts(dry_run(task, question.spec, name=question.task, **options)):
+            console.line(line)
 
 
 def facts(plan: Any) -> list[str]:
@@ -58,12 +80,16 @@ def facts(plan: Any) -> list[str]:
       plan: Result of `dpsgd.runs.dry_run.dry_run`.
     """
     padded = f"padded to {plan.padded_batch_size:,} places"
+    measured = "measured on generated rows"
+    if (count := plan.num_devices) > 1:
+        padded += f", {-(-plan.padded_batch_size // count):,} on each of {count:,} devices"
+        measured += ": one device's share, without the exchange between devices"
     return [
         f"steps: {plan.steps:,}",
         f"batch: {plan.expected_batch_size:,.0f} examples expected, {padded}",
         f"parameters: {plan.parameters:,}",
         f"memory of the program: {sized(plan.program_bytes)} on each device",
-        f"time of a step: {plan.timing.step:.3g} s, measured on generated rows",
+        f"time of a step: {plan.timing.step:.3g} s, {measured}",
         f"time of all steps: {plan.hours:.3g} hours",
         f"guarantee: {plan.guarantee.sentence()}",
         "nothing was trained or written, and no private row was read",

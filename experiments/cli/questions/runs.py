@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from accounting.records import Count
 from dpsgd.files import check_writable
 from dpsgd.runs.spec import known_options
 from dpsgd.runs.support import check
+from experiments.cli.options import Option, word_of
 from experiments.cli.questions.about_runs import FOR_PROGRAMS, OfTask
 from experiments.cli.questions.directories import Devices, LogTo
+from experiments.cli.tasks import DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +29,23 @@ class Train(OfTask):
     them by results on private rows costs privacy that the guarantee does not cover.
 
     Attributes:
-      out: Run directory to create; must not exist.
+      out: Run directory to create; must not exist. --dry-run needs none.
       begin: Create the run directory and take no step, so that `dpsgd batches` can draw batches
         ahead; `dpsgd resume` then trains.
       dry_run: Print steps, padding, parameters, memory, measured seconds per step, hours and the
         guarantee. Uses generated rows; nothing is trained or written, and no private row is read.
+        With --num-devices, also for more devices than there are; with --num-examples, for rows that
+        are not there.
+      num_examples: Number of training rows, which need not be there; without DATA they are like
+        those of Criteo Display Ads.
       log_to: Also send the rows of training_log.csv (steps, epsilon so far, examples per second) to
         this program.
     """
 
-    out: Path
+    out: Path | None
     begin: bool = False
     dry_run: bool = False
+    num_examples: Count | None = None
     log_to: LogTo | None = None
     devices: Devices = field(default_factory=Devices)
 
@@ -45,8 +55,36 @@ class Train(OfTask):
         excluded = {"sampler", *FOR_PROGRAMS}
         return {n: option.default for n, option in known_options().items() if n not in excluded}
 
+    @classmethod
+    def options(cls, words: Sequence[str]) -> list[Option]:
+        """Returns the options, of which a dry run needs fewer.
+
+        Args:
+          words: Words after the command.
+        """
+        options = super().options(words)
+        if "--dry-run" not in words:
+            return [option for option in options if option.name != "num_examples"]
+        optional = {"out", *(["data"] if word_of(words, "num-examples") is not None else [])}
+        return [
+            dataclasses.replace(option, default=None) if option.name in optional else option
+            for option in options
+        ]
+
+    @classmethod
+    def elsewhere(cls, name: str) -> str:
+        """Returns where an unknown option belongs, or "".
+
+        Args:
+          name: Name of the option in Python's spelling.
+        """
+        return "it goes with --dry-run" if name == "num_examples" else super().elsewhere(name)
+
     def check(self) -> None:
         """Refuses impossible runs before training code is imported."""
         if not self.dry_run:
+            assert self.out is not None, "required"
             check_writable(self.out)
-        check(self.spec, getattr(self.subject, "num_examples", None))
+        if self.lacks_data and self.task != DEFAULT:
+            raise ValueError(f"--task {self.task} needs DATA, whose columns a dry run measures")
+        check(self.spec, self.num_examples or getattr(self.subject, "num_examples", None))

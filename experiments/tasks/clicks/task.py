@@ -16,7 +16,7 @@ from accounting.records import Count
 from dpsgd.runs.recommendation import RecommendationRequest, Settings
 from dpsgd.runs.records import build, checked, to_json
 from experiments.tasks.clicks.recommendation import epsilon_of, recommended
-from experiments.tasks.clicks.schema import Schema
+from experiments.tasks.clicks.schema import DISPLAY_ADS, Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig, preset_for
 from experiments.tasks.models import Models
 from samplers import UnitData, cap_contributions
@@ -215,7 +215,7 @@ class Clicks(ClickModels):
         training rows of one user, the first in the order of the files. The others are left out.
     """
 
-    data: Path
+    data: Path | None
     model: Literal["linear", "small", "wide-and-deep", "large"] | None = None
     embedding_dim: int | None = None
     max_buckets: int | None = None
@@ -266,21 +266,25 @@ class Clicks(ClickModels):
         """Store, opened on first use."""
         from experiments.tasks.clicks.store import Store
 
+        if self.data is None:
+            raise ValueError("the task clicks has no rows without data, a store")
         return Store.open(self.data)
 
     @cached_property
     def schema(self) -> Schema:  # type: ignore[override]
-        """Columns of the store that the model reads."""
-        return dataclasses.replace(self.store.schema, user="")
+        """Columns of the store that the model reads; those of Criteo Display Ads without one."""
+        return DISPLAY_ADS if self.data is None else dataclasses.replace(self.store.schema, user="")
 
     @property
     def hash_seed(self) -> int:  # type: ignore[override]
         """Public hash seed of the store."""
-        return self.store.hash_seed
+        return 0 if self.data is None else self.store.hash_seed
 
     @cached_property
     def num_examples(self) -> int:
-        """Number of training rows within the cap of each user."""
+        """Number of training rows within the cap of each user; 0 without a store."""
+        if self.data is None:
+            return 0
         capped = self._capped
         return self.store.rows("train") if capped is None else capped.kept_examples.size
 
@@ -307,13 +311,13 @@ class Clicks(ClickModels):
         Raises:
           ValueError: If a store of generated rows lacks their description.
         """
-        source = self.store.source
+        source = {} if self.data is None else self.store.source
         if self.max_contributions is not None:
             kept = f"the first {self.max_contributions} rows of each user, as the files have them"
             return {**super().describe(), "user": self.store.schema.user, "kept": kept}
         if source.get("format") != "synthetic":
             return super().describe()
-        location = f"{self.data / 'manifest.json'}: source, test_bayes_auc"
+        location = f"{self.store.path / 'manifest.json'}: source, test_bayes_auc"
         best = checked(source.get("test_bayes_auc"), float, location)
         return {**super().describe(), "generated": {"test_auc": best}}
 

@@ -1,5 +1,6 @@
 """A dry run measures a run on generated rows, reads no private row and writes nothing."""
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +9,7 @@ from tiny_task import Line, Words, config_of
 
 from accounting import epsilon
 from dpsgd.runs import dry_run as module
-from dpsgd.runs.dry_run import dry_run, time_steps
+from dpsgd.runs.dry_run import Resized, dry_run, time_steps
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.resolve import resolve
 from samplers.settings import SETTINGS
@@ -46,6 +47,7 @@ CASES = {
     "given": (ClosedLine(), config_of()),
     "open": (ClosedLine(), OPEN.but(target_delta=1e-3)),
     "lazy": (ClosedWords(), config_of(tables="lazy", tables_learning_rate=0.5)),
+    "size not there": (Resized(Line(rows=3), 160), config_of()),
 }
 
 
@@ -62,6 +64,33 @@ def test_a_dry_run_reads_no_row_and_prices_the_run(task, spec, tmp_path, monkeyp
     expected = epsilon(mechanism.privacy(), found.guarantee.delta)
     assert found.guarantee.epsilon.upper == expected.upper
     assert not list(tmp_path.iterdir())
+
+
+SAMPLERS = [SETTINGS["balls-and-bins"](48, 2), SETTINGS["poisson"](48, 2)]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=["balls-and-bins", "poisson"])
+@pytest.mark.parametrize(("num_devices", "num_examples"), [(4, 160), (1, 1000), (4, 1000)])
+def test_what_is_not_there_is_timed_by_a_share(num_devices, num_examples, sampler, monkeypatch):
+    clock, places = Clock(), set()
+
+    def train_blocks(algorithm, mechanism, state, rows, **options):
+        places.add(mechanism.sampler.padded_batch_size)
+        assert {len(column) for column in rows.values()} == {mechanism.sampler.num_examples}
+        assert mechanism.sampler.num_examples < num_examples + mechanism.sampler.padded_batch_size
+        clock.now += 0.5 + 2.0 * (mechanism.sampler.num_steps - int(state.step))
+        yield type("Block", (), {"state": state})
+
+    monkeypatch.setattr(module, "train_blocks", train_blocks)
+    monkeypatch.setattr(module, "time_steps", lambda job: time_steps(job, clock=clock))
+    spec = config_of(sampler=sampler)
+    found = dry_run(Resized(Line(), num_examples), spec, placement=num_devices)
+    mechanism = resolve(spec, Line(rows=num_examples), rows_of(Line(rows=num_examples))).mechanism
+    assert found.steps == mechanism.sampler.num_steps
+    assert found.padded_batch_size == mechanism.sampler.padded_batch_size
+    assert places == {math.ceil(found.padded_batch_size / num_devices)}
+    assert found.guarantee.epsilon == epsilon(mechanism.privacy(), found.guarantee.delta)
+    assert found.hours * 3600 == pytest.approx(2.5 + 2.0 * found.steps)
 
 
 class Clock:

@@ -201,6 +201,8 @@ REFUSED = {
         "export": "dpsgd export needs RUN and OUT; `dpsgd export --help` lists",
         "train": "dpsgd train needs DATA and --out PATH and --sampler TEXT; `dpsgd train --help`",
         "train --sampler": "--sampler: expected one argument",
+        "train --dry-run sampler:poisson": "dpsgd train needs DATA; `dpsgd train --help`",
+        "train a sampler:poisson --non-private --out o --num-examples 9": "it goes with --dry-run",
         "train --task": "--task: expected one argument",
         "resume a --num-devices 0": "--num-devices must be an integer >= 1, got 0",
         "resume a --process 3/3@h:1": "--process must be INDEX/COUNT@HOST:PORT, INDEX below COUNT",

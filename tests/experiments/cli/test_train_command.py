@@ -110,6 +110,16 @@ def test_a_dry_run_states_facts_reads_no_row_and_writes_nothing(out, home, comma
     assert {path.name for path in home.iterdir()} <= {"own_mean.py", "__pycache__"}
 
 
+def test_a_dry_run_needs_neither_rows_nor_devices_nor_a_folder(command):
+    words = ["train", *SAMPLER, "--model", "linear", "--dry-run", "--num-examples", "46e3"]
+    lines = command(*words, "--num-devices", "100", "--batch-size", "2000").splitlines()
+    assert lines[0] == "steps: 23"
+    places = int(re.fullmatch(r"batch: .* to ([\d,]+) places, \d+ on each of 100 devices",
+                              lines[1])[1].replace(",", ""))  # fmt: skip
+    assert f", {-(-places // 100)} on each" in lines[1]
+    assert "one device's share, without the exchange between devices" in lines[4]
+
+
 def test_help_shows_the_settings_of_the_task_that_is_named(capsys):
     assert main(["train", "--task", "own_mean:Mean", "--help"]) == 0
     printed = capsys.readouterr().out
