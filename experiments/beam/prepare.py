@@ -140,8 +140,10 @@ class StoreWork:
         try:
             with contextlib.ExitStack() as stack:
                 names = columns_of(self.format.schema)
-                every = (*names, RECORD, USERS)
-                files = {name: stack.enter_context(open(attempt / name, "xb")) for name in every}
+                files = {
+                    name: stack.enter_context(open(attempt / name, "xb"))
+                    for name in (*names, RECORD, USERS)
+                }
                 try:
                     opened = self.format.open(Path(span.path), span=span)
                     for block in self.format.encoded(opened):
@@ -181,7 +183,7 @@ class StoreWork:
         return Piece(span, **record)
 
     def columns(self, piece: Piece) -> Columns:
-        """Returns the memory-mapped columns of a piece, users by their names.
+        """Returns the memory-mapped columns of a piece, with users' names.
 
         Raises:
             StoreError: If a file is missing or truncated.

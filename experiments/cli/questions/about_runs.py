@@ -241,7 +241,9 @@ class OfTask(AboutRun):
 
     @classmethod
     def task_options(cls, task: str, sampler: str | None) -> list[Option]:
-        """Returns the settings of a task; a cap on users' rows is one for samplers of users.
+        """Returns the settings of a task as options.
+
+        A cap on the rows of users is an option for samplers that protect users.
 
         Args:
           task: Name of the task.

@@ -289,9 +289,10 @@ class Clicks(ClickModels):
         return self.store.rows("train") if capped is None else capped.kept_examples.size
 
     def columns(self) -> PyTree | UnitData:
-        """Returns memory-mapped training rows, of which a process reads its data shards.
+        """Returns the training rows.
 
-        Rows within the cap of each user are read into memory.
+        They are memory-mapped, and a process reads its data shards; with a cap on users' rows, they
+        are read into memory.
         """
         columns = self.store.load("train")
         return columns if self._capped is None else self._capped.of_examples(columns)
@@ -306,15 +307,17 @@ class Clicks(ClickModels):
         return self.store.blocks(split)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the description, with users' cap and the best metrics of generated rows.
+        """Returns the description, with the cap or the best metrics.
+
+        The best metrics are those of generated rows, whose law is known.
 
         Raises:
           ValueError: If a store of generated rows lacks their description.
         """
         source = {} if self.data is None else self.store.source
         if self.max_contributions is not None:
-            kept = f"the first {self.max_contributions} rows of each user, as the files have them"
-            return {**super().describe(), "user": self.store.schema.user, "kept": kept}
+            cap = f"the first {self.max_contributions} rows of each user, as the files have them"
+            return {**super().describe(), "user": self.store.schema.user, "kept": cap}
         if source.get("format") != "synthetic":
             return super().describe()
         location = f"{self.store.path / 'manifest.json'}: source, test_bayes_auc"
