@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from dpsgd.runs.spec import (
         SGD,
         Adam,
+        AdamW,
         Auto,
         Banded,
         Lazy,
@@ -68,6 +69,7 @@ __version__ = "0.3.0"
 __all__ = [
     "SGD",
     "Adam",
+    "AdamW",
     "Auto",
     "AutomaticClipping",
     "Banded",
@@ -132,6 +134,7 @@ _MODULES = {
     "runs.recommendation": ("Settings",),
     "runs.spec": (
         "Adam",
+        "AdamW",
         "Auto",
         "Banded",
         "Lazy",

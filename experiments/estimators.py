@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,8 @@ class _Estimator(BaseEstimator):
     """Transform of numbers: "none", "log1p", sign(x) log(1 + abs(x)), or "both" scales."""
     model: Any = "linear"
     """Preset of the model, as --model of `dpsgd train`."""
+    interaction: Any = "none"
+    """Interaction of embeddings, as --interaction of `dpsgd train`; not of the model linear."""
     sampler: Any = "balls-and-bins"
     """Name of the sampler; "user-poisson" to protect users, with `groups` of `fit`."""
     max_contributions: Any = None
@@ -131,6 +133,7 @@ class _Estimator(BaseEstimator):
         """
         for name, value, choices in (
             ("model", self.model, PRESETS),
+            ("interaction", self.interaction, ("none", "dot", "cross")),
             ("sampler", self.sampler, SETTINGS),
             ("number_transform", self.number_transform, ("none", "log1p", "both")),
         ):
@@ -157,7 +160,8 @@ class _Estimator(BaseEstimator):
         sampler = build(kind, to_json(sampler_options), "options")
         spec = RunSpec.of(sampler, **options, **noise, target_delta=self.delta, init_seed=seed)
         schema = self._schema(names, declared)
-        model = ClickModels(PRESETS[self.model], schema, hash_seed=0)
+        sizes = replace(PRESETS[self.model], interaction=self.interaction)
+        model = ClickModels(sizes, schema, hash_seed=0)
         rows = {"label": labels, **model.encode(table)}
         sizes, most = model.sizes, self.max_contributions
         task = _Rows(sizes, schema, model.hash_seed, rows, users, most)

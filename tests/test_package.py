@@ -36,7 +36,7 @@ PUBLIC = {
         batch cap_contributions
     """,
     "dpsgd": """
-        Adam Auto AutomaticClipping Banded BandedToeplitz Diagnostics Independent Lazy
+        Adam AdamW Auto AutomaticClipping Banded BandedToeplitz Diagnostics Independent Lazy
         LazyTables Mechanism MetricWriter MovingAverage Noise NoiseMultiplier NonPrivate
         PerLayerClipping Placement Platt Refinement RowSource Run RunSpec SGD Segment Settings
         TailAverage TargetEpsilon Task Trials averaged calibration_sums clipped_grad cost

@@ -17,7 +17,9 @@ from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.averages import averaged
 from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.gradients.frozen import RunLoss
-from dpsgd.runs.spec import SGD, Lazy, RunSpec
+from dpsgd.runs.spec import Lazy, RunSpec
+
+Kind = Literal["adam", "adamw", "sgd"]
 
 
 def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> Algorithm:
@@ -43,40 +45,40 @@ def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> 
 def step_sizes(spec: RunSpec, num_steps: int) -> dict[str, Any]:
     """Returns the arguments of `hyperparameters` for a run.
 
-    >>> from dpsgd.runs.spec import NonPrivate, TailAverage
+    >>> from dpsgd.runs.spec import SGD, NonPrivate, TailAverage
     >>> from samplers.settings import SETTINGS
     >>> averaged = TailAverage(0.5)
     >>> spec = RunSpec(SETTINGS["poisson"](), NonPrivate(), optimizer=SGD(0.1), average=averaged)
     >>> step_sizes(spec, 200)
-    {'learning_rate': 0.1, 'num_steps': 200, 'momentum': 0.0, 'tail': 0.5}
+    {'learning_rate': 0.1, 'momentum': 0.0, 'num_steps': 200, 'tail': 0.5}
 
     Args:
       spec: Resolved settings.
       num_steps: Number of steps of the sampler.
     """
-    momentum = getattr(spec.optimizer, "momentum", None)
-    rate = spec.optimizer.learning_rate
-    arguments = {"learning_rate": rate, "num_steps": num_steps, "momentum": momentum}
-    return arguments | vars(spec.average)
+    settings = {name: x for name, x in vars(spec.optimizer).items() if name != "schedule"}
+    return {**settings, "num_steps": num_steps, **vars(spec.average)}
 
 
-def _kind(spec: RunSpec) -> Literal["adam", "sgd"]:
-    return "sgd" if isinstance(spec.optimizer, SGD) else "adam"
+def _kind(spec: RunSpec) -> Kind:
+    kind: Any = spec.options()["optimizer"]
+    return kind
 
 
 def hyperparameters(
-    learning_rate: float, num_steps: int, momentum: float | None = None, **average: float
+    learning_rate: float, num_steps: int, momentum: float | None = None, **others: float
 ) -> dict[str, jax.Array]:
     """Returns the hyperparameters in the state of `optimizer`, as float32.
 
     Args:
       learning_rate: Peak step size.
       num_steps: Number of steps, after which a cosine schedule is zero.
-      momentum: SGD momentum, in [0, 1); None for Adam.
-      **average: `tail` or `decay` of `dpsgd.averaged`, if parameters are averaged.
+      momentum: SGD momentum, in [0, 1); None for Adam and AdamW.
+      **others: `weight_decay` of AdamW; `tail` or `decay` of `dpsgd.averaged`, if parameters are
+        averaged.
     """
     values = {"learning_rate": learning_rate, "num_steps": num_steps, "momentum": momentum}
-    return {k: jnp.float32(x) for k, x in (values | average).items() if x is not None}
+    return {k: jnp.float32(x) for k, x in (values | others).items() if x is not None}
 
 
 def with_hyperparameters(opt_state: Any, hyperparams: dict[str, jax.Array]) -> Any:
@@ -146,10 +148,19 @@ def lazy_tables(spec: RunSpec, num_steps: int) -> LazyTables | None:
 
 
 def _build_optimizer(
-    learning_rate: Any, num_steps: Any, momentum: Any, tail: Any, decay: Any, constant: bool
+    learning_rate: Any,
+    num_steps: Any,
+    momentum: Any,
+    weight_decay: Any,
+    tail: Any,
+    decay: Any,
+    constant: bool,
 ) -> optax.GradientTransformation:
     sizes = learning_rate if constant else _cosine(learning_rate, num_steps)
-    base = optax.adam(sizes) if momentum is None else optax.sgd(sizes, momentum)
+    if weight_decay is not None:
+        base = optax.adamw(sizes, weight_decay=weight_decay)
+    else:
+        base = optax.adam(sizes) if momentum is None else optax.sgd(sizes, momentum)
     if tail is None and decay is None:
         return base
     return averaged(base, num_steps, tail=tail, decay=decay)
@@ -157,21 +168,22 @@ def _build_optimizer(
 
 @functools.cache
 def optimizer(
-    kind: Literal["adam", "sgd"] = "adam",
+    kind: Kind = "adam",
     schedule: Literal["cosine", "constant"] = "cosine",
     average: Literal["tail", "decay"] | None = None,
 ) -> optax.GradientTransformation:
     """Returns the shared optimizer of a kind.
 
     Args:
-      kind: Adam, or SGD with momentum mu: v = mu v + gradient; the update is -(step size) v.
+      kind: Adam; AdamW, whose weights w also change by -(step size) (decay) w; or SGD with momentum
+        mu: v = mu v + gradient; the update is -(step size) v.
       schedule: Step size schedule: cosine to zero, or constant.
       average: Average of the parameters, see `dpsgd.averaged`; None for the last parameters.
     """
-    momentum = 0.0 if kind == "sgd" else None
+    numbers = {"sgd": (0.0, None), "adamw": (None, 0.0), "adam": (None, None)}[kind]
     share = {name: 0.5 if name == average else None for name in ("tail", "decay")}
     make_optimizer = optax.inject_hyperparams(_build_optimizer, static_args=("constant",))
-    return make_optimizer(0.0, 1.0, momentum, **share, constant=schedule == "constant")
+    return make_optimizer(0.0, 1.0, *numbers, **share, constant=schedule == "constant")
 
 
 ADAM = optimizer()

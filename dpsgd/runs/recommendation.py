@@ -54,7 +54,7 @@ class RecommendationRequest:
     l2_clip_norm: float | None = None
     """Clipping norm; None if open."""
     optimizer: str = "adam"
-    """Optimizer: adam or sgd."""
+    """Optimizer: adam, also for AdamW, whose settings are the same; or sgd."""
     momentum: float = 0.0
     """SGD momentum, in [0, 1)."""
     bands: int | str | None = None

@@ -33,6 +33,7 @@ from dpsgd.runs.recommendation import (
 )
 from dpsgd.runs.records import to_json
 from dpsgd.runs.spec import (
+    SGD,
     Auto,
     Banded,
     Dense,
@@ -386,7 +387,8 @@ def request_of(spec: RunSpec, population: Population, **overrides: Any) -> Recom
     """
     names = {option.name for option in dataclasses.fields(RecommendationRequest)}
     options = {name: value for name, value in spec.options().items() if name in names}
-    options |= {"target_delta": spec.delta_of(population), **overrides}
+    kind = "sgd" if isinstance(spec.optimizer, SGD) else "adam"
+    options |= {"optimizer": kind, "target_delta": spec.delta_of(population), **overrides}
     return RecommendationRequest(population.num_examples, **options)
 
 

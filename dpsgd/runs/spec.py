@@ -187,6 +187,22 @@ class Adam(_StepSizes):
 
 
 @dataclass(frozen=True)
+class AdamW(_StepSizes):
+    """Adam with decoupled weight decay, as `optax.adamw`.
+
+    Each step also subtracts step size times decay times parameter, from every trained parameter but
+    lazy tables: a function of released parameters, which costs no privacy.
+
+    Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
+
+    Attributes:
+      weight_decay: Decay of AdamW, relative to the step size.
+    """
+
+    weight_decay: Annotated[float, Ge(0)] = 1e-4
+
+
+@dataclass(frozen=True)
 class SGD(_StepSizes):
     """Stochastic gradient descent with optional momentum.
 
@@ -286,7 +302,7 @@ class RunSpec(Record):
     privacy: NoiseMultiplier | TargetEpsilon | NonPrivate
     noise: Independent | Banded = _INDEPENDENT
     tables: Dense | Lazy | Auto = Dense()
-    optimizer: Adam | SGD = Adam()
+    optimizer: Adam | AdamW | SGD = Adam()
     average: LastStep | TailAverage | MovingAverage = LastStep()
     clipping: FlatClipping | PerLayerClipping | AutomaticClipping = FLAT
     delta: Annotated[float | Literal["1/n"] | None, Named("target_delta")] = None
@@ -502,7 +518,7 @@ PARTS: dict[str, dict[str, type]] = {
     },
     "noise": {"": Independent, "bands": Banded},
     "tables": {"dense": Dense, "lazy": Lazy, "auto": Auto},
-    "optimizer": {"adam": Adam, "sgd": SGD},
+    "optimizer": {"adam": Adam, "adamw": AdamW, "sgd": SGD},
     "average": {"": LastStep, "average_tail": TailAverage, "average_decay": MovingAverage},
     "clipping": {
         "flat": FlatClipping,

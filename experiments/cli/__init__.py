@@ -191,7 +191,9 @@ def help_of(words: Sequence[str]) -> str | None:
         return usage(other_words[0] if other_words else "")
     name, kind, other_words = question_of(other_words)
     command_options = kind.options(with_sampler(other_words))
-    return help_text(command_options, f"dpsgd {name}", kind.__doc__ or "")
+    if sampler := [word for word in other_words if word.startswith("sampler:")]:
+        command_options = [option for option in command_options if option.name != "sampler"]
+    return help_text(command_options, " ".join(["dpsgd", name, *sampler]), kind.__doc__ or "")
 
 
 def usage(first: str) -> str:

@@ -327,8 +327,8 @@ class Sweep(OfTask):
         grids = []
         for i, table in enumerate(fields["grid"], 1):
             grids.append(Grid.parse(table, f"{where}, grid {i}", execute=execute))
-            adam = not isinstance(shared, dict) or shared.get("optimizer", "adam") == "adam"
-            if not adam and "learning_rate" not in table:
+            sgd = isinstance(shared, dict) and shared.get("optimizer") == "sgd"
+            if sgd and "learning_rate" not in table:
                 raise ValueError(
                     f"{where}, grid {i}: learning_rate is missing, and its default is Adam's"
                 )

@@ -67,7 +67,7 @@ OPTIONS = {
     ),
     "noise": ("", "--bands 2", "--bands auto"),
     "tables": ("", "--tables lazy", "--tables auto"),
-    "optimizer": ("", "--optimizer sgd", "--optimizer sgd --momentum 0.9"),
+    "optimizer": ("", "--optimizer adamw", "--optimizer sgd", "--optimizer sgd --momentum 0.9"),
     "average": ("", "--average-tail 0.5", "--average-decay 0.9"),
     "schedule": ("", "--schedule constant", "--schedule cosine"),
     "clipping": tuple(f"--clipping {x}" for x in ("flat", "per-layer", "automatic")),

@@ -36,6 +36,7 @@ FOR_PROGRAMS = {
     "flush_every": "it follows from the tables' size",
     "init_seed": "only repeated runs need several",
     "optimistic": "it serves studies of shuffling",
+    "weight_decay": "the default is optax's; sweeps compare others",
 }
 """Options of a run that only Python and sweep files can set, with the reason."""
 

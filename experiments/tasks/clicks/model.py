@@ -1,4 +1,4 @@
-"""Click model: a stacked embedding table, log integers, ReLU layers, a logit."""
+"""Click model: a stacked embedding table, log integers, interaction, ReLU layers, a logit."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dpsgd.engine.closures import public
 from dpsgd.engine.modules import split_module
 from dpsgd.engine.queries import Refinement
 from dpsgd.gradients.rows import with_rows
+from experiments.tasks.clicks.interactions import INTERACTIONS
 from experiments.tasks.clicks.schema import Schema, folded
 from experiments.tasks.clicks.sizes import ModelConfig
 
@@ -56,8 +57,10 @@ class ClickModel(nnx.Module):
             rngs=rngs,
         )
         numbers = number_features(schema, config.bins)
-        inputs = len(schema.categories) * config.embedding_dim + numbers * (not config.linear)
-        widths = [inputs, *config.hidden]
+        self.interaction = INTERACTIONS[config.interaction](
+            len(schema.categories), config.embedding_dim, numbers * (not config.linear), rngs
+        )
+        widths = [self.interaction.features, *config.hidden]
         self.hidden = nnx.List(
             nnx.Linear(m, n, kernel_init=nnx.initializers.he_normal(), rngs=rngs)
             for m, n in itertools.pairwise(widths)
@@ -75,9 +78,8 @@ class ClickModel(nnx.Module):
         config, schema = self.config, self.schema
         looked_up = rows[TABLE]
         numbers = encoded_numbers(schema, config.bins, example)
-        x = looked_up[:, : config.embedding_dim].ravel()
-        if not config.linear:
-            x = jnp.concatenate([x, numbers])
+        embeddings = looked_up[:, : config.embedding_dim]
+        x = self.interaction(embeddings, numbers[:0] if config.linear else numbers)
         for layer in self.hidden:
             x = nnx.relu(layer(x))
         if config.wide:

@@ -23,6 +23,8 @@ class ModelConfig:
     """Pieces of the piecewise linear encoding of a number with public bounds; 0 for none."""
     huber: float = 0.0
     """Residual of a numerical label, in its units, beyond which the loss is linear; 0 for none."""
+    interaction: Literal["none", "dot", "cross"] = "none"
+    """Interaction of the embeddings before the first layer, see `interactions`."""
 
     def __post_init__(self) -> None:
         for name, sizes, low in (
@@ -33,6 +35,11 @@ class ModelConfig:
             if not all(low <= size <= 1 << 30 for size in sizes):
                 raise ValueError(f"{name}: each size must be in [{low}, 2^30], got {list(sizes)}")
         check_power_of_two("max_buckets", self.max_buckets)
+        if self.interaction != "none" and not self.embedding_dim:
+            raise ValueError(
+                f"interaction={self.interaction} needs embeddings, and the linear model has none; "
+                "use another model, or set embedding_dim"
+            )
         if not 0 <= self.huber < math.inf:
             raise ValueError(f"huber must be finite and >= 0, got {self.huber}")
 
@@ -60,6 +67,9 @@ PRESETS = {
     "large": ModelConfig(embedding_dim=14, max_buckets=2**20, hidden=(598, 598, 598)),
 }
 
+DefaultPreset = Literal["linear", "small", "wide-and-deep"]
+"""Presets that `preset_for` chooses among."""
+
 WIDE_FROM = 75_000
 """Training rows times epsilon, equal in their effect, beyond which adding a network to the linear
 model pays: with 26,000 and 27,000 rows at epsilon 3, and not at 1
@@ -71,14 +81,15 @@ MOST_EPSILON = 8.0
 
 
 def preset_for(
-    num_examples: int, epsilon: float = 1.0, *, network: bool = False
-) -> Literal["linear", "small", "wide-and-deep"]:
+    num_examples: int, epsilon: float = 1.0, *, network: bool = False, interaction: bool = False
+) -> DefaultPreset:
     """Returns the default preset of a model.
 
     Args:
       num_examples: Number of training rows.
       epsilon: Epsilon of the run; infinity without privacy, 1 if unknown.
       network: True if sizes of a network are given.
+      interaction: True if embeddings interact, so that a model without them is no choice.
 
     >>> preset_for(26_000), preset_for(30_000, 3.0), preset_for(26_000, network=True)
     ('linear', 'wide-and-deep', 'small')
@@ -86,4 +97,4 @@ def preset_for(
     if network:
         return "small"
     signal = num_examples * min(epsilon, MOST_EPSILON)
-    return "linear" if signal < WIDE_FROM else "wide-and-deep"
+    return "linear" if signal < WIDE_FROM and not interaction else "wide-and-deep"

@@ -17,7 +17,7 @@ from dpsgd.runs.recommendation import RecommendationRequest, Settings
 from dpsgd.runs.records import build, checked, to_json
 from experiments.tasks.clicks.recommendation import epsilon_of, recommended
 from experiments.tasks.clicks.schema import DISPLAY_ADS, Schema
-from experiments.tasks.clicks.sizes import PRESETS, ModelConfig, preset_for
+from experiments.tasks.clicks.sizes import PRESETS, DefaultPreset, ModelConfig, preset_for
 from experiments.tasks.models import Models
 from samplers import UnitData, cap_contributions
 from samplers.contribution import Contributions
@@ -211,6 +211,9 @@ class Clicks(ClickModels):
         preset's.
       huber: Residual (in the label's units) above which the loss of a numerical label grows
         linearly (Huber), so that outliers move the model less. Default: squared error.
+      interaction: How embeddings interact before the first layer. none: they are concatenated; dot:
+        also the dot products of all pairs (DLRM); cross: two low-rank cross layers (DCN V2).
+        Default: none.
       max_contributions: For user-poisson, on a table prepared with --user: largest number of
         training rows of one user, the first in the order of the files. The others are left out.
     """
@@ -222,6 +225,7 @@ class Clicks(ClickModels):
     hidden: tuple[int, ...] | None = None
     bins: int | None = None
     huber: float | None = None
+    interaction: Literal["none", "dot", "cross"] | None = None
     max_contributions: Count | None = None
 
     def __post_init__(self) -> None:
@@ -236,13 +240,16 @@ class Clicks(ClickModels):
         if self.model is not None:
             return self, {}
         rows, epsilon = request.num_examples, epsilon_of(request)
-        model, about = preset_for(rows, epsilon, network=self._network), f"{rows:,} rows train"
+        model, about = self._preset(rows, epsilon), f"{rows:,} rows train"
         if request.noise_multiplier is not None:
             about += "; with --noise-multiplier the choice assumes epsilon 1"
         elif math.isfinite(epsilon):
             about += f" at an epsilon of about {epsilon:.3g}"
-        why = "options set sizes of a network" if self._network else about
-        return dataclasses.replace(self, model=model), {"model": why}
+        if self._network:
+            about = "options set sizes of a network"
+        elif model != preset_for(rows, epsilon):
+            about = "embeddings interact"
+        return dataclasses.replace(self, model=model), {"model": about}
 
     @property
     def _network(self) -> bool:
@@ -252,7 +259,11 @@ class Clicks(ClickModels):
     @property
     def sizes(self) -> ModelConfig:  # type: ignore[override]
         """Sizes of the model, by preset and overrides."""
-        return self._sized(self.model or preset_for(self.num_examples, network=self._network))
+        return self._sized(self.model or self._preset(self.num_examples))
+
+    def _preset(self, rows: int, epsilon: float = 1.0) -> DefaultPreset:
+        interaction = self.interaction not in (None, "none")
+        return preset_for(rows, epsilon, network=self._network, interaction=interaction)
 
     def _sized(self, model: str) -> ModelConfig:
         sizes = {

@@ -39,12 +39,19 @@ def iterates(made, hyperparams=None):
 
 
 @pytest.mark.parametrize("schedule", SIZES)
-@pytest.mark.parametrize("momentum", [None, 0.0, 0.9])
-def test_an_optimizer_is_that_of_optax_and_its_numbers_are_state(momentum, schedule):
-    sizes = SIZES[schedule]
-    expected = optax.adam(sizes) if momentum is None else optax.sgd(sizes, momentum)
-    made = optimizer("adam" if momentum is None else "sgd", schedule)
-    found = iterates(made, hyperparameters(0.5, STEPS, momentum))
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        ("adam", {}),
+        ("adamw", {"weight_decay": 0.0}),
+        ("adamw", {"weight_decay": 0.3}),
+        ("sgd", {"momentum": 0.0}),
+        ("sgd", {"momentum": 0.9}),
+    ],
+)
+def test_an_optimizer_is_that_of_optax_and_its_numbers_are_state(kind, numbers, schedule):
+    expected = getattr(optax, kind)(SIZES[schedule], **numbers)
+    found = iterates(optimizer(kind, schedule), hyperparameters(0.5, STEPS, **numbers))
     np.testing.assert_allclose(found, iterates(expected), rtol=1e-5, atol=1e-6)
 
 

@@ -13,6 +13,7 @@ from accounting.records import Bound
 from dpsgd import (
     SGD,
     Adam,
+    AdamW,
     Auto,
     Banded,
     Independent,
@@ -35,7 +36,7 @@ NOISE = (
     Banded(2, coefficients=(1.0, 0.5)),
 )
 TABLES = Dense(), Lazy(0.5, 0.0, 8)
-OPTIMIZERS = Adam(0.1), SGD(0.1, 0.9)
+OPTIMIZERS = Adam(0.1), AdamW(0.1, 0.01), SGD(0.1, 0.9)
 SAMPLERS = (
     ORDERED,
     SETTINGS["poisson"](batch_size=16, epochs=3, overflow="accumulate"),
@@ -96,6 +97,7 @@ REFUSED = [
     ({"target_epsilon": 3.0}, "give exactly one of noise_multiplier, target_epsi"),
     ({"target_delta": 0.0}, "target_delta must"),
     ({"momentum": 0.9}, "momentum goes with optimizer sgd"),
+    ({"weight_decay": 0.1}, "weight_decay goes with optimizer adamw"),
     ({"tables_learning_rate": 1.0}, "tables_learning_rate goes with tables lazy or auto: give it"),
     ({"flush_every": 8}, "flush_every goes with tables lazy or auto"),
     (
@@ -122,6 +124,7 @@ RANGES = {
     "tables_momentum": ">= 0 < 1",
     "flush_every": ">= 1 < 2^63",
     "learning_rate": "> 0",
+    "weight_decay": ">= 0",
     "momentum": ">= 0 < 1",
     "average_tail": "> 0 <= 1",
     "average_decay": ">= 0 <= 0.999999",

@@ -1,6 +1,7 @@
 """Clicks as a task: its rows, its model, what is public of it, and the data that it refuses."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -19,6 +20,9 @@ MODELS = {
     "small-bins": {**SIZES, "bins": 3},
     "linear": {"model": "linear", "max_buckets": 8, "bins": 3},
     "wide-and-deep": {**SIZES, "model": "wide-and-deep", "bins": 3},
+    "small-dot": {**SIZES, "interaction": "dot"},
+    "wide-and-deep-cross": {**SIZES, "model": "wide-and-deep", "bins": 3, "interaction": "cross"},
+    "linear-dot": {"model": "linear", "max_buckets": 8, "embedding_dim": 2, "interaction": "dot"},
 }
 
 
@@ -36,7 +40,7 @@ def of_any_model(request, store):
 
 def drawn(task):
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), task.init(0))
+    return jax.tree.map(lambda x: rng.normal(size=x.shape, scale=0.5).astype(np.float32), task.init(0))
 
 
 def logarithm(x):
@@ -50,6 +54,8 @@ def test_sizes_are_the_preset_with_what_was_given(store):
         Clicks(store, max_buckets=3)
     with pytest.raises(ValueError, match="embedding_dim: each size must be in"):
         Clicks(store, embedding_dim=0)
+    with pytest.raises(ValueError, match="interaction=dot needs embeddings, and the linear model"):
+        Clicks(store, model="linear", interaction="dot")
 
 
 @pytest.mark.parametrize("rows", [WIDE_FROM // 2 - 1, WIDE_FROM // 2])
@@ -59,6 +65,7 @@ def test_sizes_are_the_preset_with_what_was_given(store):
         ({}, None),
         ({"max_buckets": 8}, None),
         ({"hidden": (4,)}, "small"),
+        ({"interaction": "cross"}, "wide-and-deep"),
         ({"model": "large"}, "large"),
     ],
 )
@@ -121,6 +128,23 @@ def test_calibration_scales_and_shifts_the_logit(of_any_model):
     assert jax.tree.structure(rescaled) == jax.tree.structure(params)
 
 
+def interacting(kind, x, embeddings, numbers, leaf):
+    """The features of DLRM or DCN V2, pair by pair and layer by layer."""
+    if kind == "dot":
+        vectors = [*embeddings.swapaxes(0, 1)]
+        if "/interaction/projection/kernel" in leaf:
+            kernel, bias = (leaf[f"/interaction/projection/{name}"] for name in ("kernel", "bias"))
+            vectors.append(numbers @ kernel + bias)
+        pairs = itertools.combinations(vectors, 2)
+        return np.column_stack([x, *((one * other).sum(axis=1) for one, other in pairs)])
+    layers, start = (range(2) if kind == "cross" else ()), x
+    for k in layers:
+        low = x @ leaf[f"/interaction/down/{k}/kernel"]
+        up = low @ leaf[f"/interaction/up/{k}/kernel"] + leaf[f"/interaction/up/{k}/bias"]
+        x = start * up + x
+    return x
+
+
 @pytest.mark.parametrize("transform", ["log1p", "none", "both"])
 def test_predictions_are_those_of_the_model_written_out_in_numpy(of_any_model, transform):
     of_store, sizes = of_any_model[0], of_any_model[0].sizes
@@ -148,9 +172,12 @@ def test_predictions_are_those_of_the_model_written_out_in_numpy(of_any_model, t
         numbers = np.concatenate([missing, np.stack(curves, axis=1)], axis=1)
     else:
         numbers = np.concatenate([0.2 * numbers, missing], axis=1)
-    x = looked_up[..., : sizes.embedding_dim].reshape(len(ids), -1)
+    embeddings = looked_up[..., : sizes.embedding_dim]
+    x = embeddings.reshape(len(ids), -1)
     if sizes.hidden:
         x = np.concatenate([x, numbers], axis=1)
+    x = interacting(sizes.interaction, x, embeddings, numbers, leaf)
+    if sizes.hidden:
         x = np.maximum(x @ leaf["/hidden/0/kernel"] + leaf["/hidden/0/bias"], 0)
     if sizes.wide:
         x = np.concatenate([x, numbers], axis=1)
