@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -16,7 +16,6 @@ from dpsgd.core.cost import cost
 from dpsgd.core.noise import Noise
 from dpsgd.core.segments import Segment
 from dpsgd.runs.job import Job, rows_of
-from dpsgd.runs.plan import check_data
 from dpsgd.runs.records import to_json
 from dpsgd.runs.resolve import Unscaled, choose, request_of, resolved
 from dpsgd.runs.spec import (
@@ -88,7 +87,6 @@ class Candidates:
             raise ValueError(
                 "target_delta holds for the whole selection: give all candidates the same"
             )
-        check_data(self.task)
         about = dataclasses.replace(self.specs[0], privacy=self._about_a_trial())
         task, _ = settled(self.task, request_of(about, self.rows[1]))  # one model for all trials
         object.__setattr__(self, "task", task)
@@ -122,7 +120,20 @@ class Candidates:
         }
 
     def declared(self, secret: VaultSecret) -> Selection:
-        """Returns the selection as declared, with each candidate's noise."""
+        """Returns the declared selection, with digests of its data."""
+        return self.planned(self.request(secret))
+
+    def planned(self, request: Mapping[str, Any]) -> Selection:
+        """Returns the selection with the noise of each candidate.
+
+        It reads no values of rows.
+
+        Args:
+          request: Digests of the selection, see `request`; empty to price it alone.
+
+        Raises:
+          ValueError: If no finite epsilon is certified.
+        """
         population = self.rows[1]
         terms, settings = [], []
         for spec in self._with_noise():
@@ -134,8 +145,8 @@ class Candidates:
             plan = Segment(run.mechanism, unit=unit, **about)
             terms.append(Terms(plan, run.delta, digest))
             settings.append(to_json(spec.record()))
-        request_terms = self.score, self.better, self.request(secret)
-        selection = Selection(self.count, tuple(terms), tuple(settings), *request_terms)
+        score = self.score, self.better
+        selection = Selection(self.count, tuple(terms), tuple(settings), *score, request)
         epsilon = cost([selection.trials()], terms[0].delta).epsilon
         if epsilon is None or math.isinf(epsilon.upper):
             raise ValueError("no finite epsilon is certified for this selection: raise its noise")

@@ -23,6 +23,7 @@ from dpsgd.files import destroy, make_folder, write_atomically
 from dpsgd.runs.attempts import STOP
 from dpsgd.runs.directory import SECRETS, RunDirectory
 from dpsgd.runs.history import NO_HEAD, History, line_of
+from dpsgd.runs.plan import check_data
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.run import resume, run
 from dpsgd.runs.spec import RunSpec
@@ -88,6 +89,7 @@ def select(
         RunDirectory.refuse_existing(out)
     progress("checking the data")
     request = Candidates(task, name, tuple(candidates), score, better, count)
+    check_data(request.task)
     if not exists:
         _begin(request, folder, progress)
     if ended(folder):

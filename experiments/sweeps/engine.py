@@ -25,6 +25,8 @@ from dpsgd.runs.task import (
     settled,
     task_record,
 )
+from dpsgd.runs.terms import Selection
+from dpsgd.selection.candidates import Candidates, spec_of_trial
 from experiments.cli.tasks import find_task, needs_data
 from experiments.figures.drawing import content
 from experiments.results.draw import draw
@@ -147,10 +149,9 @@ def forecast(
     """
     planned = _Asked.check(sweep, data, Path(), where, workers)
     _check_metrics(sweep, planned.task, where)
-    examples = {program: run.spec for run, program in planned.programs}
-    progress(f"timing steps of {len(examples)} programs on generated rows")
-    device, *timed = time_runs(planned.task, list(examples.values()), workers or most_useful())
-    step_seconds = dict(zip(examples, timed, strict=True))
+    specs = {program: run.spec for run, program in planned.programs}
+    progress(f"timing steps of {len(specs)} programs on generated rows")
+    step_seconds, device = _step_seconds(planned.task, specs, workers or most_useful())
     panels = [
         (grids[0].title or f"panel {number}", {cell for grid in grids for cell in grid.cells()})
         for number, grids in enumerate(sweep.panels, 1)
@@ -164,6 +165,33 @@ def forecast(
         seconds = [n * step_seconds[program] for n, (_, program) in zip(steps, runs, strict=True)]
         forecasts.append(Forecast(title, len(runs), sum(steps), sum(seconds), max(seconds)))
     return forecasts, device
+
+
+def _step_seconds(
+    task: Mapping[str, Any], specs: Mapping[Hashable, RunSpec], workers: int
+) -> tuple[dict[Hashable, float], str]:
+    """Returns the measured seconds of a step by program, and the device."""
+    device, *timed = time_runs(task, list(specs.values()), workers)
+    return dict(zip(specs, timed, strict=True)), device
+
+
+def forecast_selection(candidates: Candidates, selection: Selection) -> tuple[list[Forecast], str]:
+    """Returns the predicted time of each candidate's trial.
+
+    Args:
+      candidates: Candidates of a private selection.
+      selection: Selection that they plan.
+
+    Returns:
+      A forecast of one trial per candidate, and the device that was timed.
+    """
+    trials = [terms.mechanism.sampler.num_steps for terms in selection.candidates]
+    specs = [spec_of_trial(selection, number) for number in range(len(trials))]
+    programs = [_program(spec, candidates.rows[1], "candidates") for spec in specs]
+    examples = dict(zip(programs, specs, strict=True))
+    seconds, device = _step_seconds(candidates.record, examples, 1)
+    times = [n * seconds[program] for n, program in zip(trials, programs, strict=True)]
+    return [Forecast("a trial", 1, n, t, t) for n, t in zip(trials, times, strict=True)], device
 
 
 def task_of(sweep: OfTask, data: Path | None, where: str) -> Task:
@@ -236,7 +264,7 @@ class _Asked:
         earlier = EarlierModel.read(runs[0].spec.init_from)
         begun = earlier.task if earlier else {}
         task, _ = settled(task, about, sweep.task_name, begun)  # one model for all points
-        programs = [(run, _program(run, population, where)) for run in runs]
+        programs = [(run, _program(run.spec, population, f"{where}, {run.cell}")) for run in runs]
         check_data(task)
         digest = data_digest(task, columns, population)
         return cls(programs, task_record(task, sweep.task_name), population, digest)
@@ -318,14 +346,13 @@ def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:
     return [out / name for name in (*contents, TABLE)]
 
 
-def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
+def _program(spec: RunSpec, population: Population, where: str) -> Hashable:
     """Returns a key of a run's compiled program: the settings that decide its shapes."""
-    spec = run.spec
     try:
         sampler = with_any_noise(spec, population).mechanism.sampler
         sampler.protected_unit(population)
     except ValueError as error:
-        raise ValueError(f"{where}, {run.cell}: {error}") from None
+        raise ValueError(f"{where}: {error}") from None
     size, several = sampler.padded_batch_size, sampler.accumulates
     kinds = type(spec.tables), type(spec.optimizer), type(spec.average)
     options = spec.options().get("bands"), spec.clipping, spec.train, spec.compute

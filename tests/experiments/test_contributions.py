@@ -96,3 +96,7 @@ def test_the_rating_model_has_one_guarantee_for_all_outputs(u_data, command):
     )
     assert re.fullmatch(r"rating = [0-9.]+ \+ \S+ position \+ \S+ own, cap [23]", model)
     assert "cap public" in command(*words, "--max-ratings", "4")
+    u_data.unlink()
+    dry = command(*words, "--dry-run").splitlines()
+    assert dry[2] == f"guarantee: {guarantee}"
+    assert not any("rating =" in line for line in dry)

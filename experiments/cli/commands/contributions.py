@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +11,7 @@ from experiments import contributions as usages
 from experiments.cli.console import Console, going_on
 from experiments.cli.questions.contributions import Choose, Contributions
 from experiments.papers.contribution import private_quantile
-from experiments.tasks.ratings.linear import GRID, LinearRatings
+from experiments.tasks.ratings.linear import CLASS, GRID, LinearRatings
 from experiments.tasks.ratings.ratings import load
 
 
@@ -29,9 +30,9 @@ def contributions(question: Contributions) -> None:
 def choose(question: Choose) -> None:
     """Prints a privately chosen rating model and its guarantee."""
     epsilon, cap = Fraction(question.target_epsilon), question.max_ratings
-    terms = "cap public"
+    terms, began = "cap public", time.monotonic()
     with going_on("choosing"):
-        model = LinearRatings(load(question.data))
+        model = LinearRatings(load(None if question.dry_run else question.data))
         if cap is None:
             terms = f"{question.cap_epsilon} of it for the choice of the cap"
             epsilon -= Fraction(question.cap_epsilon)
@@ -42,7 +43,14 @@ def choose(question: Choose) -> None:
                 candidates=question.caps,
             )
         weights = dict(zip(GRID, model.choose(cap, epsilon).tolist(), strict=True))
+    terms = f"{terms}; where a user is removed, the same"
+    guarantee = usages.pure_guarantee(question.target_epsilon, terms)
+    if question.dry_run:
+        rated = f"{len(model.train.user):,} generated ratings"
+        print(f"models: {len(CLASS):,}, of which one is drawn")
+        print(f"time of the choice: {time.monotonic() - began:.2g} s, measured on {rated}")
+        print(f"guarantee: {guarantee}\nnothing was released, and no private row was read")
+        return
     summands = " + ".join(f"{value:g} {name}" for name, value in weights.items() if name != "level")
     print(f"rating = {3.5 + weights['level']:g} + {summands}, cap {cap}")
-    terms = f"{terms}; where a user is removed, the same"
-    print(usages.pure_guarantee(question.target_epsilon, terms))
+    print(guarantee)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import dpsgd
+from dpsgd.core.cost import cost
 from dpsgd.files import write_atomically
 from dpsgd.runs.environment import origin
+from dpsgd.selection.candidates import Candidates
 from experiments.cli.commands.runs import show
 from experiments.cli.console import Console
 from experiments.cli.questions import results as questions
@@ -101,7 +103,6 @@ def show_view(console: Console, view: views.View) -> None:
 
 def _select(config: questions.Sweep) -> None:
     """Runs `dpsgd sweep --private`."""
-    assert config.out is not None, "checked"
     file_name = str(config.config)
     content = file_of(config.config).read_bytes()
     search = private.PrivateSweep.parse(content, file_name)
@@ -109,18 +110,39 @@ def _select(config: questions.Sweep) -> None:
         console.progress("starting")
         task = engine.task_of(search, config.data, file_name)
         score, better = search.scored(task, file_name)
-        record = dpsgd.select(
-            task,
-            search.candidates(file_name, execute=True),
-            config.out,
-            score=score,
-            better=better,
-            count=search.count,
-            name=search.task_name,
-            progress=console.progress,
-        )
+        specs, name = tuple(search.candidates(file_name, execute=True)), search.task_name
+        if config.dry_run:
+            candidates = Candidates(task, name, specs, score, better, search.count)
+            return _show_selection(console, candidates)
+        assert config.out is not None, "checked"
+        options: Any = {"score": score, "better": better, "count": search.count, "name": name}
+        record = dpsgd.select(task, specs, config.out, progress=console.progress, **options)
         write_atomically(config.out / engine.ASKED, lambda file: file.write(content))
         show(console, config.out, record)
+
+
+def _show_selection(console: Console, candidates: Candidates) -> None:
+    """Prints the trials, mean hours and guarantee of a private selection."""
+    console.progress("finding the noise for the target epsilon")
+    selection = candidates.planned({})
+    console.progress("timing steps on generated rows")
+    forecasts, device = engine.forecast_selection(candidates, selection)
+    steps = sorted({forecast.steps for forecast in forecasts})
+    hours = [forecast.hours(1) for forecast in forecasts]
+    mean = candidates.count.mean
+    guarantee = cost([selection.trials()], selection.candidates[0].delta)
+    for line in (
+        f"candidates: {len(hours):,}, each equally likely to be a trial",
+        f"trials: {mean:g} on average; their number is random and stays secret",
+        f"steps of a trial: {' to '.join(f'{n:,}' for n in dict.fromkeys((steps[0], steps[-1])))}",
+        f"time of a trial: {min(hours):.3g} to {max(hours):.3g} hours of steps, measured on "
+        f"generated rows ({device})",
+        f"time of all trials: {mean * sum(hours) / len(hours):.3g} hours on average, one after "
+        "another, without compiling, audits and evaluations",
+        f"guarantee: {guarantee.sentence()}",
+        "nothing was trained or written, and no private row was read",
+    ):
+        console.line(line)
 
 
 def results(config: questions.Results) -> None:

@@ -47,6 +47,8 @@ class Choose(Question):
       caps: Candidate caps, a public list chosen without the data.
       cap_quantile: Quantile of the number of ratings per user; the cap is chosen near it.
       cap_epsilon: Part of --target-epsilon that is spent on the choice of the cap.
+      dry_run: Print the guarantee, and the seconds of a choice on generated ratings; do not read
+        DATA.
     """
 
     data: Annotated[Path | None, PLACE] = None
@@ -55,6 +57,7 @@ class Choose(Question):
     caps: tuple[Count, ...] = (5, 10, 20, 50, 100, 200, 400, 700)
     cap_quantile: Annotated[float, Ge(0), Le(1)] = 0.9
     cap_epsilon: Positive = 0.1
+    dry_run: bool = False
 
     def check(self) -> None:
         """Refuses a cap that costs all of the epsilon."""

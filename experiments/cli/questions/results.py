@@ -157,7 +157,8 @@ class Sweep(Shown):
       out: Folder of the sweep; an existing sweep is resumed.
       private: Release only the best of a random number of trials, and price the selection. Keep
         secret how long it takes, and the folder until it is finished.
-      dry_run: Train nothing; print runs, steps, and hours estimated from a few timed steps.
+      dry_run: Train nothing; print runs, steps, and hours estimated from a few timed steps; with
+        --private also the guarantee, and the hours of a mean number of trials.
       insecure_seed: Make every run reproducible to the bit: repetition k has this seed plus k. No
         run has a guarantee. Default: fresh noise and draws from the operating system.
       workers: Number of runs at once, each with its share of the cores. Default: one per core on a
@@ -174,14 +175,10 @@ class Sweep(Shown):
 
     def check(self) -> None:
         """Refuses a missing folder and options without --private selection."""
+        if self.out is None and not self.dry_run:
+            raise ValueError("--out is missing: name the folder of the sweep, or give --dry-run")
         if not self.private:
-            if self.out is None and not self.dry_run:
-                raise ValueError(
-                    "--out is missing: name the folder of the sweep, or give --dry-run"
-                )
             return
-        if self.out is None or self.dry_run:
-            raise ValueError("--private needs --out, and has no --dry-run: its trials are random")
         reasons = {
             "headline": "the file has a score",
             "better": "the file has a score",

@@ -220,7 +220,7 @@ REFUSED = {
         "choose --cap-quantile 1.1": "--cap-quantile must be a finite number >= 0 and <= 1, got",
         "choose --caps": "--caps needs a number, or give --max-ratings",
         "sweep f.toml": "--out is missing: name the folder of the sweep, or give --dry-run",
-        "sweep f.toml --private": "--private needs --out, and has no --dry-run",
+        "sweep f.toml --private": "--out is missing: name the folder of the sweep, or give --dry-",
         "results a --by x": "--by needs --x, its axis",
         "report a --out {tmp}/a.html --by x": "--by is about labelled rows: name them with --data",
     },

@@ -15,6 +15,7 @@ from dpsgd import TargetEpsilon
 from dpsgd.runs.result import FinishedRun
 from experiments.cli import console
 from experiments.results.page import page as page_of
+from experiments.sweeps import engine
 from experiments.sweeps.config import Sweep, file_of
 from experiments.sweeps.private import PrivateSweep
 
@@ -118,6 +119,26 @@ def test_the_command_releases_a_model_with_the_joint_guarantee(tmp_path, command
     assert "--workers does not go with --private" in command.refuses(*words, "--workers", "2")
     (tmp_path / "file.toml").write_text(FILE.replace("0.02", "0.03"))
     assert "another candidates" in command.refuses(*words)
+
+
+def test_a_dry_run_prices_a_selection_and_reads_no_row(tmp_path, command, monkeypatch):
+    def time_runs(task, specs, workers):
+        return iter(["a device", *(360.0 for _ in specs)])
+
+    monkeypatch.setattr(engine, "time_runs", time_runs)
+    text = FILE.replace("tiny_task:Line", "test_dry_run:ClosedLine")
+    (tmp_path / "file.toml").write_text(text.replace("epochs = 2", "epochs = [2, 4]"))
+    said = command("sweep", tmp_path / "file.toml", "--private", "--dry-run")
+    for line in (  # 160 rows in batches of 32; 2 trials on average
+        "candidates: 4, each equally likely to be a trial",
+        "trials: 2 on average; ",
+        "steps of a trial: 10 to 20\n",
+        "time of a trial: 1 to 2 hours of steps, measured on generated rows (a device)",
+        "time of all trials: 3 hours on average, one after another, ",
+    ):
+        assert line in said
+    assert 7.9 < float(re.search(r"guarantee: epsilon <= ([\d.]+) .* secret number", said)[1]) <= 8
+    assert [path.name for path in tmp_path.iterdir()] == ["file.toml"]
 
 
 class Terminal(io.StringIO):
