@@ -56,6 +56,14 @@ add(
     "step", "streamed rows", "steps.streamed", quick={**TINY, "rows": 512}, seconds=180,
     setting={"batch_size": 8192, "rounds": 5, "bar": "<= 1.15"},
 )  # fmt: skip
+add(
+    "step", "interactions", "steps.interactions", quick=TINY,
+    setting={
+        **SIZES["1M"], "batch_size": 1024, "rounds": 5,
+        "bars": {"none": "", "dot": "<= 2", "cross": "<= 2"},
+    },
+)  # fmt: skip
+
 TABLE_RATIOS = tuple((DP, kind, ">= 5") for kind in LAZIES)
 TABLE_RATIOS += tuple((DENSE_SGD, kind, "") for kind in LAZIES)
 PRICES = tuple((kind, SPARSE, "<= 2") for kind in LAZIES)

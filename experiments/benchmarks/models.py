@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,19 +44,27 @@ class Model(NamedTuple):
         return jax.device_put({name: column[:size] for name, column in self.columns.items()})
 
 
-def clicks(table_rows: int, hidden: Sequence[int]) -> Model:
+def clicks(
+    table_rows: int, hidden: Sequence[int], interaction: Literal["none", "dot", "cross"] = "none"
+) -> Model:
     """Returns the click model on random rows.
 
     Args:
       table_rows: Largest number of rows of a table; above 2^20 it applies to the tables of the
         largest columns only.
       hidden: Widths of the layers.
+      interaction: Interaction of the embeddings.
     """
     schema = DISPLAY_ADS
     if table_rows > 2**20:
         wide = [table_rows if count == 2**20 else count for count in schema.buckets]
         schema = dataclasses.replace(schema, buckets=tuple(wide))
-    config = dataclasses.replace(PRESETS["large"], max_buckets=table_rows, hidden=tuple(hidden))
+    config = dataclasses.replace(
+        PRESETS["large"],
+        max_buckets=table_rows,
+        hidden=tuple(hidden),
+        interaction=interaction,
+    )
     dense = pure_functions(dataclasses.replace(config, max_buckets=1), schema).init(0)
 
     def params() -> PyTree:

@@ -99,6 +99,33 @@ def steps(
         yield row("peak memory so far", peak / 1e9, "GB")
 
 
+def interactions(
+    bars: Mapping[Literal["none", "dot", "cross"], str],
+    table_rows: int,
+    hidden: Sequence[int],
+    batch_size: int,
+    rounds: int,
+) -> Iterator[Figure]:
+    """Measures DP steps with interactions of embeddings.
+
+    Args:
+      bars: Bar of the time over that of the first interaction, by interaction.
+      table_rows: Rows of the largest tables.
+      hidden: Widths of the layers.
+      batch_size: Number of examples of a batch.
+      rounds: Number of rounds.
+    """
+    models = {name: clicks(table_rows, hidden, name) for name in bars}
+    settings = {name: Steps(model, batch_size, 1) for name, model in models.items()}
+    make = {name: partial(setting.program, "DP step") for name, setting in settings.items()}
+    seconds, (first, *_) = times(make, 1, rounds).seconds, bars
+    row = figure_at(f"{models[first].num_params / 1e6:.3g}M parameters, batch {batch_size:,}")
+    for name, bar in bars.items():
+        yield row(f"DP step, interaction {name}", seconds[name], "s")
+        if name != first:
+            yield row(f"interaction {name} / {first}", seconds[name] / seconds[first], "x", bar)
+
+
 # ------------------------------------------------------------------------------------------- sizes
 
 
