@@ -92,7 +92,7 @@ def facts(plan: Any) -> list[str]:
         f"time of a step: {plan.timing.step:.3g} s, {measured}",
         f"time of all steps: {plan.hours:.3g} hours",
         f"guarantee: {plan.guarantee.sentence()}",
-        "nothing was trained or written, and no private row was read",
+        "nothing was trained or written; of private rows only counts were used",
     ]
 
 

@@ -370,7 +370,7 @@ class StoreWriter:
                 if self.schema.user:  # a user's name alone decides for all of the user's rows
                     from experiments.tasks.clicks.kinds import hashes_of  # only here Arrow
 
-                    places = random_masks(hashes_of(block["user"]), split.fractions)
+                    places = dict(random_masks(hashes_of(block["user"]), split.fractions))
                     block = {**block, "user": numbered(block["user"], users)}
                 for name, rows in places.items():
                     self.append(taken(block, rows), name)
