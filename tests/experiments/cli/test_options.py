@@ -199,6 +199,7 @@ REFUSED = {
         "prepare csv a b": "dpsgd prepare csv needs --label TEXT; `dpsgd prepare csv --help` lists",
         "prepare csv a --label y": "dpsgd prepare csv needs FILES; `dpsgd prepare csv --help`",
         "prepare csv a b --label c --frob 1": "no option --frob; `dpsgd prepare csv --help` lists",
+        "prepare criteo-search a b --user c": "prepare criteo-search has no option --user",
         "train a sampler:poisson --user b": "has no option --user; `dpsgd train --help` lists them",
         "export": "dpsgd export needs RUN and OUT; `dpsgd export --help` lists",
         "train": "dpsgd train needs DATA and --out PATH and --sampler TEXT; `dpsgd train --help`",

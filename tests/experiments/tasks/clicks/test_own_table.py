@@ -147,6 +147,11 @@ AGE = ["t.csv", "s", "--label", "y", "--numbers", "age"]
         ([*AGE, "--bounds", "t.csv"], "t.csv is not TOML"),
         ([*AGE, "--values", "v.toml"], "v.toml: 'city' needs values of the form ["),
         ([*AGE, "--values", "age=1,2"], "values: age must be among --categories"),
+        ([*AGE, "--user", "who"], "t.csv: has no column who; it has y, city, age"),
+        ([*AGE, "--user", "y"], "y: name each column once, as label, category, number or user"),
+        ([*AGE, "--user", "age"], "age: name each column once"),
+        ([*AGE, "--user", ""], "--user is empty"),
+        ([*AGE, "--user", "city", "--order", "chronological"], "users who trained it; leave out"),
     ],
 )
 def test_a_command_that_cannot_be_carried_out_is_one_line(
