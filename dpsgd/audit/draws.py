@@ -238,8 +238,11 @@ class Draws:
             sampler.participations(self.seeds[0], epoch.number, chunk) for chunk in self._borders
         ]
         expected = np.concatenate([x.astype(np.int64) * length + steps for x, steps in rows])
-        is_compared = np.isin(epoch.examples // self._width, self._borders)
-        actual = epoch.keys()[is_compared]
+        keys, width = epoch.keys(), self._width * length
+        edges = [np.searchsorted(keys, [k * width, (k + 1) * width]) for k in self._borders]
+        actual = np.concatenate([keys[slice(*edge)] for edge in edges])
+        if np.array_equal(np.sort(expected), actual):
+            return False
         missing = np.setdiff1d(expected, actual)
         if self.cut:  # a truncated batch lacks rows
             examples, steps = np.divmod(missing, length)

@@ -385,7 +385,7 @@ class Probe:
         state = state._replace(step=jnp.int32(number), noise=noise)
         if self.snapshot is not None:
             state = state.with_tables(self.snapshot.borrow(number))
-        return self.layout.put_state(state)
+        return state
 
     def called(
         self,
@@ -394,6 +394,7 @@ class Probe:
         mechanism: Mechanism | None = None,
         attempt: int = 0,
         *,
+        loss_attempt: int = 0,
         return_gradient: bool,
     ) -> tuple[Any, Diagnostics]:
         """Runs the executable on a state, for one step.
@@ -403,6 +404,8 @@ class Probe:
           members: Indices of the examples in the batch, in shuffled places, or the plan of a block.
           mechanism: Mechanism with another sigma or C; by default the run's.
           attempt: Number of the attempt, whose key determines the noise.
+          loss_attempt: Number of the attempt whose key the losses take; by default one for every
+            `attempt`, so that the noise alone differs.
           return_gradient: True to return the private mean gradient in place of the parameters.
 
         Returns:
@@ -411,8 +414,8 @@ class Probe:
         plan = members if isinstance(members, IndexBlock) else self._plan(members)
         state, mechanism = self.layout.put_state(state), mechanism or self.mechanism
         data, plan = self.layout.put_block(self.mechanism.sampler, self.columns, plan)
-        # One sum, whatever the noise.
-        loss_key = jnp.asarray(self.root.loss_key(0)) if self.algorithm.takes_key else None
+        key = self.root.loss_key(loss_attempt)
+        loss_key = jnp.asarray(key) if self.algorithm.takes_key else None
         watch = Watch.nothing(state.raw_params)._replace(return_gradient=np.bool_(return_gradient))
         steps = range(int(state.step), int(state.step) + 1)
         if steps not in self._known:

@@ -1,9 +1,9 @@
 """Checks batches, steps and noise of the training loop's blocks.
 
-`train_blocks` runs the first blocks of the remaining run, some in its middle, and its last steps,
-and resumes once in between. Compared are the size of every batch, and its number of marked rows,
-whose floats are NaN; the noise of every step with the noise of its key and step; and the first step
-of each segment, at the run's own scales, with the release of the drawn batch.
+`train_blocks` runs the first steps of the remaining run, a full block among them, some in its
+middle, and its last. The first and the last resume after one step at the run's own scales, which
+must equal the release of the drawn batch. Compared are the size of every batch, its
+number of marked rows, whose floats are NaN, and the noise of every step with that of key and step.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import CheckResult
 from dpsgd.audit.runtime.expected import Comparison, ExpectedNoise, spread_places
 from dpsgd.audit.runtime.releases import LARGE, cast_error, loud, noise_dominated, noise_stddev
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.state import TrainState
 from dpsgd.engine.loop import Block
 from dpsgd.engine.placement import hosted
 from dpsgd.engine.step import Watch
@@ -28,11 +30,11 @@ STEPS = "blocks use the keys, scales and steps of the run"
 FIRST = "the loop's first step releases the gradient of its batch"
 _COPIES = "every device has the same state"
 
-_SHORT = 2  # steps of a block, where full ones cost seconds
-_TAIL = 3  # last steps, of two short blocks
-_MIDDLE = 5  # steps somewhere in the middle, of three short blocks or more
+_SHORT = 2  # steps of a block, except for the first full one, unless that costs seconds
+_LAST = 4  # last steps: one alone, and two blocks at least
+_MIDDLE = 5  # steps somewhere in the middle, of three blocks or more
 _ATTEMPT = 1
-_WORK = 2**33  # coordinates of gradients formed in a full block, at most
+_WORK = 2**32  # coordinates of gradients formed in a full block, at most
 
 
 def block_checks(probe: Probe) -> list[CheckResult]:
@@ -111,28 +113,25 @@ class _Blocks:
         self._dispatched = Dispatched(probe, _ATTEMPT)
         self._expected = ExpectedNoise(probe)
         self._all = range(probe.first_step, probe.mechanism.sampler.num_steps)
-        work = size * probe.places * probe.layout.block_steps
-        self._block = probe.layout.block_steps if work <= _WORK else _SHORT
-        self._ends = None if work <= _WORK else _SHORT
+        fits = size * probe.places * probe.layout.block_steps <= _WORK
+        self._block = probe.layout.block_steps if fits else _SHORT
         self._places = [
             np.asarray(indices)
             if k in (*probe.tables, *probe.frozen)
             else spread_places(probe.sizes[k], indices.size)
             for k, indices in enumerate(Watch.nothing(probe.state.raw_params).places)
         ]
-        self._noise = Comparison(STEPS)
+        self._noise, self._differ = Comparison(STEPS), list[int]()
 
     def checks(self) -> list[CheckResult]:
         """Runs blocks, and returns their checks."""
-        last = max(self._all.start, self._all.stop - self._block - _TAIL)
-        segments = [range(last, self._all.stop)]
-        if last > self._all.start:
-            segments.insert(0, range(self._all.start, min(last, self._all.start + self._block)))
+        every = self._all
+        first = range(every.start, min(every.stop, every.start + self._block + 1))
+        last = range(max(first.stop, every.stop - _LAST), every.stop)
+        middle = self._middle(first, last)
+        segments = [steps for steps in (first, middle, last) if steps]
         for steps in segments:
-            self._run(steps, self._ends, resumes=not self._probe.tables)
-        if middle := self._middle(segments):
-            self._run(middle, _SHORT, resumes=False)
-        first = [steps.start for steps in segments if self._differs(steps.start)]
+            self._run(steps, compares_first=steps != middle and not self._probe.tables)
         words = ", ".join(f"{s.start:,} to {s.stop - 1:,}" for s in segments)
         detail = f"{len(self._dispatched.declared)} blocks of steps {words}"
         check = self._noise.check(f"{detail}; {self._noise.compared:,} numbers of their noise")
@@ -140,40 +139,18 @@ class _Blocks:
             check = CheckResult(STEPS, False, self._dispatched.wrong_steps)
         elif check.passed and (unknown := self._unknown()):
             check = CheckResult.skipped(STEPS, f"noise not compared: {unknown}")
-        words = f"wrong in steps {first}" if first else f"{len(segments)} steps"
-        return [self._dispatched.check(detail), check, CheckResult(FIRST, not first, words)]
+        words = f"wrong in steps {self._differ}" if self._differ else f"{len(segments) - bool(middle)} steps"
+        first_check = CheckResult(FIRST, not self._differ, words)
+        return [self._dispatched.check(detail), check, first_check]
 
-    def _middle(self, segments: list[range]) -> range:
-        """Returns random consecutive steps between the segments; empty if too few."""
-        free = range(segments[0].stop, segments[-1].start - _MIDDLE)
+    def _middle(self, first: range, last: range) -> range:
+        """Returns random consecutive steps between two segments; empty if too few."""
+        free = range(first.stop, last.start - _MIDDLE)
         if not free:
             return free
         rng = np.random.default_rng(self._probe.root.sampling_seed(_ATTEMPT))
         start = int(rng.integers(free.start, free.stop))
         return range(start, start + _MIDDLE)
-
-    def _differs(self, step: int) -> bool:
-        """Returns True if the loop's first step differs from its batch's release."""
-        probe = self._probe
-        if probe.algorithm.takes_key or probe.tables:  # see `deferred`
-            return False
-        blocks = probe.blocks(
-            probe.begun(step),
-            probe.mechanism,
-            attempt=_ATTEMPT,
-            places=self._places,
-            return_gradient=True,
-            flush_every=step + 1,  # ends the block
-        )
-        with closing(blocks):
-            recorded = np.asarray(next(blocks).watched, np.float64)[0]
-        plan = probe.drawn_plan(step, _ATTEMPT)
-        state, _ = probe.called(probe.begun(step), plan, attempt=_ATTEMPT, return_gradient=True)
-        pairs = zip(jax.tree.leaves(state.raw_params), self._places, strict=True)
-        released = np.concatenate([np.ravel(np.asarray(x))[indices] for x, indices in pairs])
-        allowed = 2.0**-20 if jax.default_backend() == "cpu" else 1e-3
-        size = float(np.max(np.abs(released), initial=0.0))
-        return not np.all(np.abs(recorded - released) <= allowed * size)
 
     def _unknown(self) -> str:
         """Returns the obstacle to comparing the noise of blocks; empty if none."""
@@ -182,44 +159,69 @@ class _Blocks:
         is_known = not self._expected.singular and self._expected.knows(self._all.start)
         return "" if is_known else "the noise matrix is singular, or not Toeplitz"
 
-    def _run(self, steps_to_run: range, flush_every: int | None, *, resumes: bool) -> None:
+    def _run(self, steps: range, *, compares_first: bool) -> None:
         """Runs blocks over some steps, and compares them.
 
         Args:
-          steps_to_run: Steps.
-          flush_every: Multiples of this number of steps end a block; None for full blocks.
-          resumes: True to resume after the first block.
+          steps: Steps.
+          compares_first: True to run the first step at the run's own scales, and to resume after
+            it, unless it is the last.
         """
-        stop, rows, state = steps_to_run.start, [], self._probe.begun(steps_to_run.start)
-        while stop < steps_to_run.stop and state is not None:
-            start_state, state = state, None
-            blocks = self._probe.blocks(
-                start_state,
-                self._mechanism,
-                attempt=_ATTEMPT,
-                places=self._places,
-                return_gradient=True,
-                flush_every=flush_every,
-                declare=self._dispatched.declared.append,
-            )
-            with closing(blocks):
-                for block in blocks:
-                    self._dispatched.compare(block, stop)
-                    rows.append(np.asarray(block.watched, np.float64)[: len(block.steps)])
-                    first, stop = stop == steps_to_run.start, block.steps.stop
-                    if stop >= steps_to_run.stop:
-                        break
-                    if first and resumes:
-                        state, flush_every = jax.tree.map(_copied, hosted(block.state)), _SHORT
-                        break
-        if stop < steps_to_run.stop:
+        probe, start = self._probe, steps.start
+        state: Any = probe.begun(start)
+        if compares_first:
+            state, recorded = self._trained(state, probe.mechanism, range(start, start + 1))
+            if not self._released(start, recorded):
+                self._differ.append(start)
+            start = min(start + 1, steps.stop - 1)
+            state = hosted(state) if start > steps.start else probe.begun(start)
+        _, recorded = self._trained(state, self._mechanism, range(start, steps.stop))
+        if not self._unknown():
+            self._compare(range(steps.start, start + len(recorded)), recorded)
+
+    def _trained(
+        self, state: Any, mechanism: Mechanism, steps: range
+    ) -> tuple[TrainState, np.ndarray]:
+        """Returns the state after some steps, and the recorded coordinates of every step."""
+        flush_every = steps.stop if len(steps) == 1 else _SHORT
+        if len(steps) >= self._probe.layout.block_steps:
+            flush_every = None
+        rows, stop = [], steps.start
+        blocks = self._probe.blocks(
+            jax.tree.map(_copied, state),
+            mechanism,
+            attempt=_ATTEMPT,
+            places=self._places,
+            return_gradient=True,
+            flush_every=flush_every,
+            declare=self._dispatched.declared.append,
+        )
+        with closing(blocks):
+            for block in blocks:
+                self._dispatched.compare(block, stop)
+                rows.append(np.asarray(block.watched, np.float64)[: len(block.steps)])
+                state, stop = block.state, block.steps.stop
+                if stop >= steps.stop:
+                    break
+        if stop < steps.stop:
             ended = f"the loop stops at step {stop:,} of {self._all.stop:,}"
             self._dispatched.wrong_steps = self._dispatched.wrong_steps or ended
-        if not self._unknown():
-            self._compare(range(steps_to_run.start, stop), np.concatenate(rows))
+        return state, np.concatenate(rows)
+
+    def _released(self, step: int, recorded: np.ndarray) -> bool:
+        """Returns True if the loop's record of a step is its batch's release."""
+        probe, plan = self._probe, self._probe.drawn_plan(step, _ATTEMPT)
+        state, _ = probe.called(
+            probe.begun(step), plan, attempt=_ATTEMPT, loss_attempt=_ATTEMPT, return_gradient=True
+        )
+        pairs = zip(jax.tree.leaves(state.raw_params), self._places, strict=True)
+        released = np.concatenate([np.ravel(np.asarray(x))[indices] for x, indices in pairs])
+        allowed = 2.0**-20 if jax.default_backend() == "cpu" else 1e-3
+        size = float(np.max(np.abs(released), initial=0.0))
+        return bool(np.all(np.abs(recorded[0] - released) <= allowed * size))
 
     def _compare(self, steps: range, rows: np.ndarray) -> None:
-        """Compares the recorded noise of steps with the noise of key and step."""
+        """Compares the recorded noise of the last steps with the noise of key and step."""
         probe, mechanism = self._probe, self._mechanism
         scale, start = mechanism.sampler.expected_batch_size / noise_stddev(mechanism), 0
         for k, places in enumerate(self._places):
@@ -228,7 +230,7 @@ class _Blocks:
             unnoised = k in probe.frozen or k in probe.tables  # see `flow` and `deferred`
             if unnoised or not probe.sizes[k]:
                 continue
-            expected = self._expected.values(steps, k, places, _ATTEMPT)
+            expected = self._expected.values(steps, k, places, _ATTEMPT)[-len(rows) :]
             allowed: Any = self._expected.allowed + cast_error(probe.dtypes[k]) * np.abs(expected)
             name = f"{probe.names[k]} in blocks from step {steps.start:,} on"
             self._noise.add(noise, expected, allowed, name)

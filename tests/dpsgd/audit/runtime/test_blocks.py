@@ -153,14 +153,15 @@ def the_keys_of_the_first_attempt(patch):
         (public_key(after_the_first), {STEPS}),
         (public_key(in_the_middle_of_the_run), {STEPS}),
         (public_key(continued_before_the_last), {STEPS}),
-        (no_noise_in_the_first_block, {STEPS}),
+        (no_noise_in_the_first_block, {FIRST}),
         (the_keys_of_the_first_attempt, {STEPS}),
     ],
 )
 def test_a_bug_of_the_loop_is_seen(plant, checks, monkeypatch):
     program = audited(SHUFFLE)
     plant(monkeypatch)
-    assert failed(program) - {FIRST} == checks
+    found = failed(program)
+    assert checks <= found <= checks | {FIRST}
 
 
 def test_other_rows_of_as_many_examples_are_seen_without_floats(monkeypatch):
