@@ -139,7 +139,7 @@ class _Blocks:
             check = CheckResult(STEPS, False, self._dispatched.wrong_steps)
         elif check.passed and (unknown := self._unknown()):
             check = CheckResult.skipped(STEPS, f"noise not compared: {unknown}")
-        words = f"wrong in steps {self._differ}" if self._differ else f"{len(segments) - bool(middle)} steps"
+        words = f"wrong in steps {self._differ}" if self._differ else "first and last steps"
         first_check = CheckResult(FIRST, not self._differ, words)
         return [self._dispatched.check(detail), check, first_check]
 
