@@ -117,8 +117,10 @@ def interactions(
     """
     models = {name: clicks(table_rows, hidden, name) for name in bars}
     settings = {name: Steps(model, batch_size, 1) for name, model in models.items()}
-    make = {name: partial(setting.program, "DP step") for name, setting in settings.items()}
-    seconds, (first, *_) = times(make, 1, rounds).seconds, bars
+    programs: dict[str, Callable[[], Program]] = {
+        name: partial(setting.program, "DP step") for name, setting in settings.items()
+    }
+    seconds, (first, *_) = times(programs, 1, rounds).seconds, bars
     row = figure_at(f"{models[first].num_params / 1e6:.3g}M parameters, batch {batch_size:,}")
     for name, bar in bars.items():
         yield row(f"DP step, interaction {name}", seconds[name], "s")
