@@ -94,6 +94,21 @@ def _binomial(count: Any, trials: Any, probability: Any) -> Any:
     return np.minimum(1.0, 2 * np.minimum(below, above))
 
 
+def _pooled(counts: Any, expected: Any) -> float:
+    """Returns the two-sided p-value of counts in independent draws.
+
+    The variance of their sum is estimated from the counts, and at least that of rare events.
+
+    Args:
+      counts: Count in each draw.
+      expected: Expectation of each count, or of all.
+    """
+    counts = np.asarray(counts, np.float64)
+    differences, expected = counts - expected, np.broadcast_to(expected, counts.shape)
+    variance = max(float(differences @ differences), float(expected.sum()), 1e-300)
+    return 2 * float(stats.norm.sf(abs(differences.sum()) / np.sqrt(variance)))
+
+
 def _seed(number: int) -> int:
     """Returns the 128-bit seed of a number.
 
@@ -362,135 +377,93 @@ class _Tests:
 class _UnitTests(_Tests):
     """Tests of draws of units.
 
-    A step draws down the tree of units, and an epoch has one step.
+    A step draws down the tree of units, and an epoch has one step. Examples of a unit are drawn
+    together, but draws are independent: sums over a draw are compared with their expectations.
     """
 
     def _chosen(self) -> np.ndarray:
         return np.arange(self._sampler.num_examples)
 
-    def __init__(self, sampler: BatchSampler, law: RowLaw, entries: int):
-        super().__init__(sampler, law, entries)
-        assert law.units is not None
-        self._units, self._rng = law.units, np.random.default_rng(0)
-        self._inner = law.units[-1]
-        self._sizes_of = np.bincount(self._inner)
-        order = np.argsort(self._inner, kind="stable")
-        starts = np.cumsum(self._sizes_of) - self._sizes_of
-        self._rank = np.empty(order.size, np.int64)
-        self._rank[order] = np.arange(order.size) - starts[self._inner[order]]
-        self._order = np.argsort(law.units[0], kind="stable")
-        self._begin = np.flatnonzero(np.diff(law.units[0][self._order], prepend=-1))
-        self._width = np.diff(self._begin, append=order.size)
-
     def pvalues(self) -> Iterator[tuple[str, list[Any]]]:
         """Yields the name and the p-values of each check."""
-        yield "units and their examples are drawn at the rates of the law", [*self._unit_shares()]
-        yield "examples of a unit are drawn at equal rates", [*self._ranks()]
+        units = self._law.units
+        assert units is not None
+        order = np.argsort(units[0], kind="stable")
+        yield (
+            "units and their examples are drawn at the rates of the law",
+            [*self._unit_shares(units)],
+        )
+        yield "examples of a unit are drawn at equal rates", [*self._ranks(units[-1])]
         yield "epochs and seeds are drawn independently", [*self._unit_pairs()]
-        yield "examples take part together as often as the law says", [*self._together()]
+        yield (
+            "examples take part together as often as the law says",
+            [*self._together(order, units[0][order])],
+        )
 
-    def _apart(self) -> np.ndarray:
-        """Returns one random example of each outermost unit."""
-        inside = (self._rng.random(self._width.size) * self._width).astype(np.int64)
-        return self._order[self._begin + inside]
+    @cached_property
+    def _rate(self) -> np.ndarray:
+        """Probability that a draw has each example: float64[examples]."""
+        return self._law.rate(np.arange(self._size), 0)
 
-    def _unit_shares(self) -> Iterator[Any]:
+    def _unit_shares(self, units: np.ndarray) -> Iterator[Any]:
         """Yields p-values of participations of units and of examples."""
-        draws, law = self._draws, self._law
-        chosen = [self._apart() for _ in draws]
-        rates = law.rate(np.arange(self._size), 0)
-        count = sum(np.isin(x, d.examples).sum() for x, d in zip(chosen, draws, strict=True))
-        trials = sum(x.size for x in chosen)
-        yield _binomial(count, trials, sum(rates[x].sum() for x in chosen) / trials)
-        for of_example, rate in zip(self._units, law.unit_rates, strict=True):
+        draws = self._draws
+        for of_example, rate in zip(units, self._law.unit_rates, strict=True):
             observed = np.zeros(rate.size)
             for draw in draws:
                 observed[np.unique(of_example[draw.examples])] += 1
             yield np.minimum(1.0, 2 * stats.binom.sf(observed - 1, len(draws), np.clip(rate, 0, 1)))
         count = np.bincount(np.concatenate([d.examples for d in draws]), minlength=self._size)
-        yield _binomial(count, len(draws), rates)
-        if (p := law.leaf_probability) is not None and p < 1:
-            drawn_counts = np.concatenate([self._counts(d)[1] for d in draws])
-            sizes = np.concatenate([self._sizes_of[self._counts(d)[0]] for d in draws])
-            nonempty = 1 - (1 - p) ** sizes  # units without an example are not seen
-            mean = sizes * p / nonempty
-            variance = sizes * p * (1 - p) / nonempty + (sizes * p) ** 2 / nonempty - mean**2
-            z = (drawn_counts.sum() - mean.sum()) / np.sqrt(variance.sum())
-            yield 2 * stats.norm.sf(abs(z))
+        yield _binomial(count, len(draws), self._rate)
+        yield _pooled([draw.examples.size for draw in draws], self._rate.sum())
 
-    def _counts(self, draw: _Draw) -> tuple[np.ndarray, np.ndarray]:
-        return np.unique(self._inner[draw.examples], return_counts=True)
-
-    def _ranks(self) -> Iterator[Any]:
-        """Yields p-values of the ranks of examples within their units."""
-        entries = np.concatenate([draw.examples for draw in self._draws])
-        sizes, entry_ranks = self._sizes_of[self._inner[entries]], self._rank[entries]
-        size, count = np.unique(sizes, return_counts=True)
-        ranks = np.unique(np.linspace(0, size.max() - 1, min(int(size.max()), 256)).astype(int))
-        rank_counts = np.bincount(entry_ranks, minlength=size.max())
-        upto = np.minimum(ranks[:, None] + 1, size) / size @ count
-        alone = (ranks[:, None] < size) / size @ count
-        yield _binomial(np.cumsum(rank_counts)[ranks], entries.size, upto / entries.size)
-        yield _binomial(rank_counts[ranks], entries.size, alone / entries.size)
-        last = np.sum(count / size) / entries.size
-        yield _binomial(np.sum(entry_ranks == sizes - 1), entries.size, last)
+    def _ranks(self, unit: np.ndarray) -> Iterator[Any]:
+        """Yields p-values of the ranks of examples within their innermost units."""
+        order, sizes = np.argsort(unit, kind="stable"), np.bincount(unit)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(order.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        of_ranks = [rank == sizes[unit] - 1]
+        for k in np.unique(np.linspace(0, sizes.max() - 1, min(int(sizes.max()), 64)).astype(int)):
+            of_ranks += [rank == k, rank <= k]
+        for chosen in of_ranks:
+            counts = [np.count_nonzero(chosen[draw.examples]) for draw in self._draws]
+            yield _pooled(counts, self._rate[chosen].sum())
 
     def _unit_pairs(self) -> Iterator[Any]:
         """Yields p-values of examples shared by disjoint pairs of draws."""
         draws_by_key = {(draw.seed, draw.epoch): draw for draw in self._draws}
         lags = [(1, 0), *((0, 2**k) for k in range(20)), *((0, k) for k in range(3, 9))]
-        rates = self._law.rate(np.arange(self._size), 0)
         for seeds, epochs in lags:
-            alone, within = [], []
+            counts = []
             for draw in self._draws:
                 later = draws_by_key.get((draw.seed + seeds, draw.epoch + epochs))
                 first = draw.epoch % (2 * epochs) < epochs if epochs else draw.seed % 2 == 0
-                if later is None or not first:
-                    continue
-                entries = self._rng.permutation(draw.examples)
-                chosen = entries[np.unique(self._units[0][entries], return_index=True)[1]]
-                shared = np.isin(chosen, later.examples).sum()
-                alone.append((shared, chosen.size, rates[chosen].sum()))
-                within.append(self._within(draw, later))
-            for several in (alone, within):
-                if several:
-                    count, trials, expected = np.sum(several, axis=0)
-                    yield _binomial(count, trials, expected / max(1, trials))
+                if later is not None and first:
+                    shared = np.intersect1d(draw.examples, later.examples, assume_unique=True)
+                    counts.append((shared.size, self._rate[draw.examples].sum()))
+            if counts:
+                yield _pooled(*np.transpose(counts))
 
-    def _within(self, draw: _Draw, later: _Draw) -> tuple[float, float, float]:
-        """Returns observed shared examples, trials and expected shared examples."""
-        (units, counts), (later_units, of_others) = self._counts(draw), self._counts(later)
-        shared_units, indices, later_indices = np.intersect1d(
-            units, later_units, return_indices=True
-        )
-        first, second = counts[indices], of_others[later_indices]
-        shared = np.intersect1d(draw.examples, later.examples).size
-        return (
-            float(shared),
-            float(first.sum()),
-            float(np.sum(first * second / self._sizes_of[shared_units])),
-        )
+    def _together(self, order: np.ndarray, unit: np.ndarray) -> Iterator[Any]:
+        """Yields p-values of pairs: neighbours and any two of a unit, and of two units.
 
-    def _together(self) -> Iterator[Any]:
-        """Yields p-values of pairs: neighbours in a unit, any two, and across units."""
-        several = self._width > 1
-        begin, width = self._begin[several], self._width[several]
-        for kind in ("next", "any", "across"):
-            count, trials, expected = 0, 0, 0.0
+        Args:
+          order: Examples, ordered by outermost unit: int64[examples].
+          unit: Outermost unit of each of them.
+        """
+        rng, place = np.random.default_rng(0), np.arange(order.size)
+        begin, width = np.searchsorted(unit, unit), np.bincount(unit)[unit]
+        in_unit = [np.minimum(place + 1, begin + width - 1)]
+        in_unit.append(begin + (rng.random(order.size) * width).astype(int))
+        for second in (*in_unit, (place + width) % order.size, rng.permutation(place)):
+            is_pair = second != place
+            first, other = order[is_pair], order[second[is_pair]]
+            counts = []
             for draw in self._draws:
-                if kind == "across":
-                    examples = self._apart()
-                    first, second = examples[: examples.size // 2 * 2 : 2], examples[1::2]
-                else:
-                    offsets = (self._rng.random(width.size) * (width - 1)).astype(np.int64)
-                    gaps = self._rng.random(width.size) * (width - 1 - offsets) * (kind == "any")
-                    first = self._order[begin + offsets]
-                    second = self._order[begin + offsets + 1 + gaps.astype(np.int64)]
-                count += int(np.sum(np.isin(first, draw.examples) & np.isin(second, draw.examples)))
-                trials += first.size
-                expected += float(np.sum(self._law.joint(first, second, 0)))
-            if trials:
-                yield _binomial(count, trials, expected / trials)
+                present = np.zeros(self._size, bool)
+                present[draw.examples] = True
+                counts.append(np.count_nonzero(present[first] & present[other]))
+            yield _pooled(counts, np.sum(self._law.joint(first, other, 0)))
 
 
 def _cut_pvalues(sampler: BatchSampler, law: RowLaw) -> Iterator[tuple[str, list[Any]]]:
