@@ -10,16 +10,10 @@ from typing import Any
 
 import jax
 
-from dpsgd.audit.audit import audit_program
 from dpsgd.audit.report import UNSEEN, AuditReport
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState
-from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import Parts, compilation
-from dpsgd.noise.keys import RootKey
 from dpsgd.runs.task import arrays_digest
-from samplers import BatchSampler
 
 PyTree = Any
 
@@ -59,40 +53,6 @@ def verdict(report: AuditReport, parts: list[str]) -> str:
         remainder = f" and {len(names) - 2} more" if names[2:] else ""
         line += f". Not tested, as {why}: {', '.join(names[:2])}{remainder}"
     return f"{line}. {UNSEEN}"
-
-
-def audit_synthetic(
-    algorithm: Algorithm,
-    mechanism: Mechanism,
-    state: TrainState,
-    layout: Layout | None,
-    synthetic: Callable[[int], PyTree],
-    *,
-    claimed: BatchSampler | None = None,
-    laws: bool = False,
-) -> AuditReport:
-    """Audits the training program on synthetic rows.
-
-    Args:
-      algorithm: Algorithm of the run.
-      mechanism: Sampler, sigma and C of the run.
-      state: State with which the run begins or resumes.
-      layout: Layout of the run's blocks; None for the layout that `train_blocks` chooses.
-      synthetic: Function that returns synthetic rows, given their number.
-      claimed: Sampler whose guarantee is claimed; by default the mechanism's.
-      laws: True to test the distribution of the draws, see `audit_program`.
-    """
-    return audit_program(
-        algorithm,
-        mechanism,
-        state.params,
-        synthetic(probe_rows(mechanism)),
-        state=state,
-        layout=layout,
-        claimed=claimed,
-        root=RootKey.shared(),
-        laws=laws,
-    )
 
 
 def probe_rows(mechanism: Mechanism) -> int:

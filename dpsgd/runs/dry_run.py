@@ -18,9 +18,10 @@ from dpsgd.engine.loop import train_blocks
 from dpsgd.engine.placement import Placement
 from dpsgd.runs.job import Job, Training
 from dpsgd.runs.log import Stages
+from dpsgd.runs.mechanism import with_any_noise
 from dpsgd.runs.plan import Execution, plan_run
 from dpsgd.runs.recommendation import RecommendationRequest
-from dpsgd.runs.resolve import Rows, with_any_noise
+from dpsgd.runs.resolve import Rows
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import Task
 from samplers import Deterministic
@@ -119,16 +120,15 @@ def _filled(shape: Any, first_rows: Any, streamed: bool) -> np.ndarray:
     return column
 
 
-def timed(task: Task, spec: RunSpec, rows: Rows, placement: Placement | None = None) -> Timing:
+def timed(task: Task, spec: RunSpec, rows: Rows) -> Timing:
     """Measures the seconds of an epoch on this machine.
 
     Args:
       task: Task that would be trained.
       spec: Settings of the run; its noise does not matter.
       rows: Training rows, read for their shapes and dtypes only, and their population.
-      placement: Devices; by default one.
     """
-    job = Job.of_task(task, with_any_noise(spec, rows[1]), rows=rows, placement=placement)
+    job = Job.of_task(task, with_any_noise(spec, rows[1]), rows=rows)
     return time_steps(job, flush_every=getattr(spec.tables, "flush_every", None))
 
 

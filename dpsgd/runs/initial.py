@@ -6,9 +6,7 @@ so that a file takes no more memory than its size.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -27,7 +25,6 @@ from dpsgd.gradients.frozen import leaf_names
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.records import to_json
 from dpsgd.runs.result import MODEL, Bundle, FinishedRun
-from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import Task
 from dpsgd.runs.terms import segment_records, segments_from_records
 
@@ -110,13 +107,6 @@ def _texts(value: Any) -> set[str]:
     return set().union(*map(_texts, values)) if isinstance(value, Mapping | list) else set()
 
 
-def with_absolute_path(spec: RunSpec) -> RunSpec:
-    """Returns a spec whose `init_from` is an absolute path."""
-    if spec.init_from is None:
-        return spec
-    return dataclasses.replace(spec, init_from=os.path.abspath(spec.init_from))
-
-
 def chain(model: str | None) -> Iterator[RunDirectory]:
     """Yields the run of a model and its earlier runs.
 
@@ -182,7 +172,7 @@ def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
         return jnp.asarray(array)
 
     like_leaves, structure = jax.tree.flatten(like)
-    return structure.unflatten(map(checked, names, arrays, like_leaves))
+    return jax.tree.unflatten(structure, map(checked, names, arrays, like_leaves))
 
 
 def _stored_name(

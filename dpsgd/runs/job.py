@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from dpsgd.audit.audit import audit_queries
+from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.probe import host_copy
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.core.algorithm import Algorithm
@@ -29,24 +29,18 @@ from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.queries import Refinement, refine, sums_run
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.noise.keys import Keys, RootKey
-from dpsgd.runs.audit import NOT_MADE, audit_synthetic, once, probe_rows, verdict
+from dpsgd.runs.audit import NOT_MADE, once, probe_rows, verdict
 from dpsgd.runs.environment import code_digest, environment
 from dpsgd.runs.initial import EarlierModel
+from dpsgd.runs.mechanism import ResolvedRun
 from dpsgd.runs.optimizer import (
     algorithm_of,
     hyperparameters,
     step_sizes,
     with_hyperparameters,
 )
-from dpsgd.runs.resolve import ResolvedRun
 from dpsgd.runs.spec import RunSpec, config_digest
-from dpsgd.runs.task import (
-    Task,
-    data_digest,
-    exceptions_of,
-    refinement_of,
-    rows_of,
-)
+from dpsgd.runs.task import Task, data_digest, exceptions_of, refinement_of, rows_of
 from dpsgd.runs.terms import Terms
 from samplers import Population
 
@@ -216,24 +210,27 @@ class Training:
         checks: tuple[CheckResult, ...] = ()
         audited_parts: list[str] = []
         block, *sums = self.programs()
+        root, layout, place = RootKey.shared(), self.layout, self.query_placement
+
+        def rows() -> PyTree:
+            return self.synthetic(probe_rows(mechanism))
+
+        def program() -> AuditReport:
+            run = self.algorithm, mechanism, state.params, rows()
+            return audit_program(*run, state=state, layout=layout, root=root)
+
+        def queries() -> AuditReport:
+            run = refinement, mechanism, state.params, rows()
+            return audit_queries(*run, placement=place, root=root)
+
         if int(state.step) < mechanism.sampler.num_steps:
             progress("auditing the program and the sampler")
-            run = self.algorithm, mechanism, state, self.layout, self.synthetic
-            key: tuple[Any, ...] = same, self.algorithm, mechanism, self.layout
-            report = once(lambda: audit_synthetic(*run), state, block, key)
+            report = once(program, state, block, (same, self.algorithm, mechanism, layout))
             checks += report.checks
             audited_parts += ["the compiled program", *["the draws"] * report.sampler_audited]
         if refinement is not None:
             progress("auditing the sums over all rows")
-            options: dict[str, Any] = {"placement": self.query_placement}
-
-            def queries() -> AuditReport:
-                rows, root = self.synthetic(probe_rows(mechanism)), RootKey.shared()
-                return audit_queries(
-                    refinement, mechanism, state.params, rows, root=root, **options
-                )
-
-            key = same, refinement, mechanism.sums_mechanism(), self.query_placement
+            key = same, refinement, mechanism.sums_mechanism(), place
             checks += once(queries, state.params, sums[0], key).checks
             audited_parts.append("the sums over all rows")
         return verdict(AuditReport(checks), audited_parts)
@@ -291,13 +288,13 @@ class Job(Training):
       task: Task that is trained.
       spec: Configuration of the run.
       population: Public facts about the training rows.
-      record: Content of `config.json`; empty outside of a run directory.
+      record: Content of `config.json`; empty without a run directory.
     """
 
     task: Task
     spec: RunSpec
     population: Population
-    record: Mapping[str, Any]
+    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_task(
@@ -308,7 +305,6 @@ class Job(Training):
         rows: tuple[PyTree, Population] | None = None,
         placement: Placement | None = None,
         earlier: EarlierModel | None = None,
-        record: Mapping[str, Any] = {},
     ) -> Job:
         """Makes the job of a run.
 
@@ -319,7 +315,6 @@ class Job(Training):
           placement: Devices; by default one. Unless it states which tables are sharded, large ones
             are if the state would take more than half of a device's memory.
           earlier: Model that the run starts from; by default read from `spec.init_from`.
-          record: Content of `config.json`.
         """
         data, population = rows or rows_of(task)
         spec, mechanism = run.spec, run.mechanism
@@ -353,7 +348,6 @@ class Job(Training):
             task=task,
             spec=spec,
             population=population,
-            record=record,
         )
 
     @functools.cached_property

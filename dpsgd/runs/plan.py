@@ -20,14 +20,15 @@ from dpsgd.runs import report
 from dpsgd.runs.attempts import NewAttempt, Refuse, decide, drawing_digest, keys_of
 from dpsgd.runs.directory import DATA, Configuration, RunDirectory
 from dpsgd.runs.history import History, LedgerError
-from dpsgd.runs.initial import EarlierModel, with_absolute_path
+from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import MetricWriter, Stages
+from dpsgd.runs.mechanism import ResolvedRun
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.recommendation import sentence
 from dpsgd.runs.records import checked, to_json
-from dpsgd.runs.resolve import ResolvedRun, request_of, resolve
+from dpsgd.runs.resolve import request_of, resolve
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.support import check
 from dpsgd.runs.task import (
@@ -96,7 +97,7 @@ def plan_run(
       ValueError: if the run is refused, or has no finite epsilon.
     """
     placement, stages, progress, _ = execution
-    spec = with_absolute_path(spec)
+    spec = spec.with_absolute_path()
     check(spec)
     check_task(task, name or "the task")
     rows = rows_of(task)
@@ -119,8 +120,8 @@ def plan_run(
     record = {"task": task_record(task, name), **run.spec.record()}
     if chosen := {**({"task": choices} if choices else {}), **run.chosen}:
         record["chosen"] = chosen
-    options: dict[str, Any] = {"placement": placement, "earlier": earlier, "record": record}
-    job = Job.of_task(task, run, rows=rows, **options)
+    job = Job.of_task(task, run, rows=rows, placement=placement, earlier=earlier)
+    job = dataclasses.replace(job, record=record)
     if dry:
         _check_certified(job)
         return job
@@ -144,12 +145,13 @@ def _check_certified(job: Job) -> None:
 
 def _compile(job: Job, execution: Execution) -> None:
     """Compiles a run's programs; raises ValueError naming what differs between processes."""
+    digest = job.digest  # hashing the rows takes no time of compiling
     execution.stages.begin("compile")
     execution.progress("compiling the program that trains")
     compiled = job.programs()
     if (processes := Processes.current()).count == 1:
         return
-    facts = {**job.environment(), **job.terms.record(), "data": job.digest}
+    facts = {**job.environment(), **job.terms.record(), "data": digest}
     del facts["platform"]  # the operating system does not affect results
     facts["program"] = " ".join(map(programs.digest, compiled))
     facts["options"] = programs.compilation()
@@ -216,8 +218,8 @@ def recorded_job(
     execution.stages.begin("accounting")
     rows = rows_of(task)
     run = _as_begun(history.attempts[0].terms, folder.path, config.spec, rows[1])
-    options: dict[str, Any] = {"placement": execution.placement, "record": config.record}
-    job = Job.of_task(task, run, rows=rows, **options)
+    job = Job.of_task(task, run, rows=rows, placement=execution.placement)
+    job = dataclasses.replace(job, record=config.record)
     job.check_rows()
     if Processes.current().first and folder.data() != [job.digest]:
         raise ValueError(

@@ -8,20 +8,21 @@ the combinations that are refused.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-from accounting import Bound, PrivacyProfile, calibrate
-from accounting.profile import EPSILON_TOLERANCE
 from accounting.records import named
-from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.noise import Independent, Noise
-from dpsgd.core.queries import FullSums
+from dpsgd.core.noise import Independent
 from dpsgd.noise.correlated import error_of_sums
+from dpsgd.runs.mechanism import (
+    ResolvedRun,
+    build_sampler,
+    fixed_bands,
+    full_sums,
+    impossible,
+    resolved,
+)
 from dpsgd.runs.recommendation import (
     CHOICES,
     RecommendationRequest,
@@ -46,7 +47,7 @@ from dpsgd.runs.spec import (
 )
 from dpsgd.runs.support import check, conflict_of, with_separation
 from dpsgd.runs.task import calibration_of
-from samplers import BallsAndBins, BatchSampler, Poisson, Population, UserPoisson
+from samplers import BallsAndBins, Poisson, Population, UserPoisson
 from samplers.settings import DEFAULTS, SamplerSettings, name_of
 
 PyTree = Any
@@ -58,15 +59,6 @@ ADAM = (
     "where correlated noise is larger"
 )
 
-Goal = NoiseMultiplier | TargetEpsilon
-"""Privacy options of a run with noise."""
-
-_ABOUT = 0.05
-"""Tolerance of the epsilon that determines the noise of calibration sums."""
-
-_LEAST = 1e-6
-"""Smallest epsilon of a calibration, at which no number of rows is enough."""
-
 _MOST_BANDS = 1024
 
 _FLUSH_STEPS = 20 / 3
@@ -74,191 +66,8 @@ _FLUSH_STEPS = 20 / 3
 least 3 times longer per row than a flush, so flushes take at most 1/20 of the time."""
 
 
-@dataclass(frozen=True)
-class ResolvedRun:
-    """A run without open choices.
-
-    Attributes:
-      spec: Resolved settings.
-      mechanism: Sampler, noise and clipping norm, which determine the guarantee.
-      delta: Delta of the guarantee.
-      chosen: Choices and reasons, as JSON values: "settings" by option, "tables" and "noise" if
-        they were open, and "warm" if an earlier model lowered the learning rate.
-    """
-
-    spec: RunSpec
-    mechanism: Mechanism
-    delta: float
-    chosen: Mapping[str, Any] = field(default_factory=dict)
-
-
-# --- The sampler, the noise and the mechanism ---------------------------------------------------
-
-
-def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
-    """Returns the sampler of a run.
-
-    It has the minimum separation that correlated noise needs.
-
-    Args:
-      spec: Settings of the run.
-      population: Public facts about the rows.
-
-    Raises:
-      ValueError: if sampler, bands and data do not go together.
-    """
-    bands = _bands(spec)
-    sampler = with_separation(spec.sampler, bands)
-    try:
-        if isinstance(sampler, SamplerSettings):
-            built = sampler.build(population, spec.delta_of(population))
-        else:
-            built = sampler.with_population(population)
-    except ValueError as error:
-        if re.search("cycle.length", str(error)) and sampler != spec.sampler:
-            raise ValueError(f"bands {bands}: {error}") from None
-        raise
-    if bands is not None and bands > built.separation > 1:
-        raise ValueError(
-            f"bands={bands} exceeds {built.separation}, the minimum separation of "
-            f"{name_of(type(built))}; pass at most that"
-        )
-    # `_full_sums` checks the calibration.
-    if conflict := conflict_of(dataclasses.replace(spec, calibration=None), built):
-        raise ValueError(str(conflict))
-    return built
-
-
-def _bands(spec: RunSpec) -> int | None:
-    bands = spec.noise.bands if isinstance(spec.noise, Banded) else None
-    return None if bands == "auto" else bands
-
-
-def _full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | None:
-    """Returns the full-batch queries of a run's calibration, or None.
-
-    Raises ValueError if the run cannot be calibrated, or calibration would not pay.
-    """
-    if spec.calibration in (None, "none"):
-        return None
-    if conflict := conflict_of(spec, sampler):
-        raise ValueError(f"{conflict.rule.reason} (here one {sampler.unit})")
-    goal = spec.privacy
-    assert not isinstance(goal, NonPrivate), "refused by the table"
-    from dpsgd.engine.calibration import calibration_sums
-
-    if isinstance(goal, TargetEpsilon):
-        budget = goal.epsilon
-    else:
-        budget = sampler.privacy(goal.noise_multiplier).epsilon(delta, _ABOUT).upper
-    if math.isinf(budget):
-        raise ValueError("no finite epsilon is certified for the run")
-    kind, budget = spec.calibration, max(budget, _LEAST)
-    sums = calibration_sums(kind, sampler.num_examples, epsilon=budget, delta=delta)
-    if sums is None:
-        raise ValueError(
-            f"on {sampler.num_examples:,} training rows, at epsilon {budget:.3g}, its noise would "
-            "cost more than it mends"
-        )
-    return sums
-
-
-class Unscaled(NamedTuple):
-    """Mechanism of a run but for its noise multiplier and clipping norm.
-
-    >>> from samplers import Poisson
-    >>> privacy = Unscaled(Poisson(10_000, batch_size=100), Independent(), None).privacy
-    >>> privacy(1.0).epsilon(1e-5).upper > privacy(2.0).epsilon(1e-5).upper
-    True
-    """
-
-    sampler: BatchSampler
-    noise: Noise
-    sums: FullSums | None
-    """Full-batch queries in which the run ends; None without queries."""
-
-    @classmethod
-    def of(cls, spec: RunSpec, population: Population) -> Unscaled:
-        """Returns the mechanism of a spec that leaves only its noise multiplier open.
-
-        Args:
-          spec: Settings of the run.
-          population: Public facts about the rows.
-
-        Raises:
-          ValueError: if the options do not go together.
-        """
-        sampler = build_sampler(spec, population)
-        try:
-            sums = _full_sums(spec, sampler, spec.delta_of(population))
-        except ValueError as error:
-            raise ValueError(_without(spec.calibration, error)) from None
-        law = spec.noise.law if isinstance(spec.noise, Banded) else spec.noise
-        assert law is not None, "`resolve` leaves nothing open"
-        return cls(sampler, law, sums)
-
-    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the privacy profile under a noise multiplier."""
-        if self.sums is None:
-            return self.noise.privacy(self.sampler, noise_multiplier)
-        return Mechanism(self.sampler, noise_multiplier, 1.0, self.noise, self.sums).privacy()
-
-
-@functools.lru_cache
-def _smallest_noise(goal: Goal, delta: float, unscaled: Unscaled) -> float:
-    """Returns the smallest sufficient noise multiplier, cached for equal runs."""
-    if isinstance(goal, NoiseMultiplier):
-        return goal.noise_multiplier
-    privacy = unscaled.privacy
-    if goal.optimistic:
-        return calibrate(lambda sigma: LowerEnd(privacy(sigma)), epsilon=goal.epsilon, delta=delta)
-    return calibrate(privacy, epsilon=goal.epsilon, delta=delta)
-
-
-@dataclass(frozen=True)
-class LowerEnd:
-    """Lower ends of a profile as exact values, only for choosing noise."""
-
-    profile: PrivacyProfile
-
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        return Bound(*2 * (self.profile.delta(epsilon, tolerance).lower,))
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        return Bound(*2 * (self.profile.epsilon(delta, tolerance).lower,))
-
-
-def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
-    """Returns a run whose noise multiplier is found.
-
-    Args:
-      spec: Settings; only the noise multiplier may be open.
-      population: Public facts about the rows.
-
-    Raises:
-      ValueError: if the options do not go together, or no noise meets the target.
-    """
-    delta, goal = spec.delta_of(population), spec.privacy
-    if isinstance(goal, NonPrivate):
-        sampler = build_sampler(spec, population)
-        mechanism = Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=math.inf)
-    else:
-        unscaled = Unscaled.of(spec, population)
-        sigma = _smallest_noise(goal, delta, unscaled)
-        assert spec.l2_clip_norm is not None, "`resolve` leaves nothing open"
-        sampler, noise, sums = unscaled
-        mechanism = Mechanism(sampler, sigma, spec.l2_clip_norm, noise, sums)
-    return ResolvedRun(spec, mechanism, delta)
-
-
-# --- Choices -------------------------------------------------------------------------------------
-
-
 def resolve(
-    spec: RunSpec,
-    task: Any,
-    rows: Rows,
-    progress: Progress = lambda line: None,
+    spec: RunSpec, task: Any, rows: Rows, progress: Progress = lambda line: None
 ) -> ResolvedRun:
     """Returns the resolved run of a spec.
 
@@ -287,10 +96,7 @@ def resolve(
 
 
 def choose(
-    spec: RunSpec,
-    task: Any,
-    rows: Rows,
-    progress: Progress = lambda line: None,
+    spec: RunSpec, task: Any, rows: Rows, progress: Progress = lambda line: None
 ) -> tuple[RunSpec, dict[str, Any]]:
     """Returns a spec with all choices made but the noise's size.
 
@@ -315,7 +121,8 @@ def choose(
     by_rule = [*spec.open, *(["average_tail"] if averages_by_rule(spec) else [])]
     if names := [name for name in CHOICES if name in by_rule and name in values]:
         chosen["settings"] = to_json({name: values[name] for name in names})
-        if "learning_rate" in names and _starts_warm(spec):
+        targeted = isinstance(spec.privacy, TargetEpsilon)  # of others `warm_rate` changes nothing
+        if "learning_rate" in names and spec.init_from is not None and targeted:
             chosen["warm"] = {"why": "at the usual rate the run would forget its initial model"}
     if chosen:
         progress(sentence(chosen))
@@ -326,11 +133,6 @@ def choose(
         chosen_spec, optimizer=falling, delta=spec.delta_of(population)
     )
     return chosen_spec, {**chosen, "noise": noise} if noise else chosen
-
-
-def _starts_warm(spec: RunSpec) -> bool:
-    """Returns True if the default step size is `warm_rate`."""
-    return spec.init_from is not None and isinstance(spec.privacy, TargetEpsilon)
 
 
 def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
@@ -377,18 +179,17 @@ def _table_sizes(spec: RunSpec, task: Any, rows: Rows) -> tuple[int, int]:
     return sum(leaves[k].shape[0] for k in lookups), clipped * sum(lookups.values())
 
 
-def request_of(spec: RunSpec, population: Population, **overrides: Any) -> RecommendationRequest:
+def request_of(spec: RunSpec, population: Population) -> RecommendationRequest:
     """Returns a recommendation's request.
 
     Args:
       spec: Settings of the run.
       population: Public facts about the rows.
-      **overrides: Fields of the request in place of the spec's options.
     """
     names = {option.name for option in dataclasses.fields(RecommendationRequest)}
     options = {name: value for name, value in spec.options().items() if name in names}
     kind = "sgd" if isinstance(spec.optimizer, SGD) else "adam"
-    options |= {"optimizer": kind, "target_delta": spec.delta_of(population), **overrides}
+    options |= {"optimizer": kind, "target_delta": spec.delta_of(population)}
     return RecommendationRequest(population.num_examples, **options)
 
 
@@ -403,9 +204,8 @@ def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
     else:  # the sampler has no open batch size
         built = build_sampler(spec, population)
         batch_size, epochs = max(1, round(built.expected_batch_size)), built.epochs
-    request = request_of(
-        spec,
-        population,
+    request = dataclasses.replace(
+        request_of(spec, population),
         batch_size=batch_size,
         epochs=epochs,
         may_average=averages_by_rule(spec) and isinstance(spec.tables, Dense),
@@ -417,7 +217,7 @@ def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
             f"recommend() of the task must return dpsgd.Settings, got {type(settings).__name__}"
         )
     values = {name: getattr(settings, name) for name in names if name in fields}
-    if _starts_warm(spec) and "learning_rate" in values:
+    if spec.init_from is not None and "learning_rate" in values:
         values["learning_rate"] = warm_rate(values["learning_rate"], request)
     if request.may_average and settings.average_tail:
         values |= {"average_tail": settings.average_tail, "schedule": "constant"}
@@ -453,19 +253,15 @@ def _with_calibration(
     else:
         tried = dataclasses.replace(spec, calibration=kind)
         try:
-            _full_sums(tried, build_sampler(spec, population), spec.delta_of(population))
+            full_sums(tried, build_sampler(spec, population), spec.delta_of(population))
             _check_rescaled(spec, task)
         except ValueError as error:
             why = str(error)
     if why and spec.calibration:
-        raise ValueError(_without(spec.calibration, why))
+        raise ValueError(impossible(spec.calibration, why))
     if why and offered and spec.private:
         progress(f"no calibration: {why}")
     return dataclasses.replace(spec, calibration="none" if why else kind)
-
-
-def _without(calibration: str | None, why: object) -> str:
-    return f"calibration={calibration} is not possible: {why}; leave it out"
 
 
 def _check_rescaled(spec: RunSpec, task: Any) -> None:
@@ -512,7 +308,8 @@ def with_noise(
         return dataclasses.replace(spec, noise=Independent()), record
     if getattr(spec.optimizer, "momentum", None) is None:
         progress(f"note: {ADAM}")
-    return dataclasses.replace(spec, sampler=with_separation(spec.sampler, _bands(spec))), record
+    sampler = with_separation(spec.sampler, fixed_bands(spec))
+    return dataclasses.replace(spec, sampler=sampler), record
 
 
 def _best_bands(
@@ -573,26 +370,6 @@ def _most_vectors(spec: RunSpec, task: Any) -> int:
     return 2**31 // (4 * count)
 
 
-# --- Specs that need no choice, or were given one -----------------------------------------------
-
-
-def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
-    """Returns a run of the same program with arbitrary noise.
-
-    A private run gets noise multiplier 1; calibration and automatic bands are left out.
-
-    Args:
-      spec: Settings of the run.
-      population: Public facts about the rows.
-    """
-    noise = spec.noise
-    if isinstance(noise, Banded) and noise.bands == "auto":
-        noise = Independent()
-    privacy = NoiseMultiplier(1.0) if spec.private else spec.privacy
-    options: dict[str, Any] = {"noise": noise, "privacy": privacy, "calibration": "none"}
-    return resolved(dataclasses.replace(spec, **options), population)
-
-
 def differing(requested: RunSpec, resolved_spec: RunSpec) -> list[str]:
     """Returns the names of options that differ from those given.
 
@@ -601,7 +378,7 @@ def differing(requested: RunSpec, resolved_spec: RunSpec) -> list[str]:
       resolved_spec: Settings of a run, without open choices.
     """
     ours, theirs = requested.options(), resolved_spec.options()
-    sampler = with_separation(requested.sampler, _bands(resolved_spec))
+    sampler = with_separation(requested.sampler, fixed_bands(resolved_spec))
     if isinstance(sampler, SamplerSettings) and type(sampler) is type(resolved_spec.sampler):
         sizes = {name: getattr(resolved_spec.sampler, name) for name in sampler.open_sizes()}
         sampler = dataclasses.replace(sampler, **sizes)

@@ -287,7 +287,7 @@ def _write_new(out: Path, job: Job, audit: str) -> str:
     environment = job.environment()
     drawing = drawing_digest(job.mechanism.sampler)
     with RunDirectory.create(out) as directory:
-        directory.write_json("config.json", job.record)
+        directory.write_json("config.json", dict(job.record))
         directory.write_json("environment.json", environment)
         directory.write_json("guarantee.json", job.guarantee.record())
         directory.write_json(DATA, {"data": [job.digest]})

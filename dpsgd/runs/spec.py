@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
@@ -447,6 +448,11 @@ class RunSpec(Record):
         TailAverage(tail=0.5)
         """
         return RunSpec.of(**{**self.options(), **options})
+
+    def with_absolute_path(self) -> RunSpec:
+        """Returns this spec with `init_from` as an absolute path."""
+        path = None if self.init_from is None else os.path.abspath(self.init_from)
+        return dataclasses.replace(self, init_from=path)
 
     def delta_of(self, population: Population) -> float:
         """Returns the delta of a run's guarantee for a population.

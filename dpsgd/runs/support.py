@@ -109,11 +109,11 @@ def conflict_of(spec: RunSpec, sampler: BatchSampler | None = None) -> Conflict 
       spec: Settings of the run.
       sampler: Sampler of the run; without it, rules about samplers are not applied.
     """
-    noise, bands = spec.noise, getattr(spec.noise, "bands", 1)
+    bands = spec.noise.bands if isinstance(spec.noise, Banded) else 1
     several = getattr(spec.sampler, "overflow", None) == "accumulate"
     has: dict[Trait, bool] = {
         "non_private": not spec.private,
-        "bands": isinstance(noise, Banded) and bands != 1,
+        "bands": bands != 1,
         "tables lazy": isinstance(spec.tables, Lazy),
         "average_tail": isinstance(spec.average, TailAverage),
         "average_decay": isinstance(spec.average, MovingAverage),

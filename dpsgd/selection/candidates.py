@@ -16,8 +16,9 @@ from dpsgd.core.cost import cost
 from dpsgd.core.noise import Noise
 from dpsgd.core.segments import Segment
 from dpsgd.runs.job import Job, rows_of
+from dpsgd.runs.mechanism import Unscaled, resolved
 from dpsgd.runs.records import to_json
-from dpsgd.runs.resolve import Unscaled, choose, request_of, resolved
+from dpsgd.runs.resolve import choose, request_of
 from dpsgd.runs.spec import (
     Lazy,
     NoiseMultiplier,
@@ -201,7 +202,7 @@ class Candidates:
             return self._chosen
         specs = self._chosen
         # Candidates that differ in what costs no privacy need the same noise.
-        unscaled = [Unscaled.of(spec, population) for spec in specs]
+        unscaled = [Unscaled.from_spec(spec, population) for spec in specs]
         kinds = [
             (one.sampler, _cost_class(one.noise, one.sampler), spec.calibration)
             for one, spec in zip(unscaled, specs, strict=True)

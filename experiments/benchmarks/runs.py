@@ -29,7 +29,8 @@ from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.step import BlockInputs, Watch, compiled_block
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.job import Job
-from dpsgd.runs.resolve import resolve, resolved
+from dpsgd.runs.mechanism import resolved
+from dpsgd.runs.resolve import resolve
 from dpsgd.runs.task import rows_of
 from experiments.benchmarks.case import Figure, figure_at
 from experiments.benchmarks.data import FULL

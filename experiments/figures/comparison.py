@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from accounting import Bound, PrivacyProfile, calibrate, epsilon
 from dpsgd.core.guarantee import ADJACENCY
+from dpsgd.runs.mechanism import LowerEnd
 from dpsgd.runs.records import build
-from dpsgd.runs.resolve import LowerEnd
 from experiments.cli.tasks import sampler_kind
 from experiments.figures.drawing import Layout, draw_layout
 from experiments.papers.monte_carlo import MonteCarloProfile

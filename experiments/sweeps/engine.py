@@ -10,10 +10,11 @@ from typing import Any
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.initial import EarlierModel, with_absolute_path
+from dpsgd.runs.initial import EarlierModel
+from dpsgd.runs.mechanism import with_any_noise
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.recommendation import RecommendationRequest
-from dpsgd.runs.resolve import differing, with_any_noise
+from dpsgd.runs.resolve import differing
 from dpsgd.runs.result import FinishedRun, environment_mismatch
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped
@@ -255,7 +256,7 @@ class _Asked:
         if workers is not None and workers < 1:
             raise ValueError(f"--workers must be at least 1, got {workers}")
         runs = [
-            dataclasses.replace(run, spec=with_absolute_path(run.spec))
+            dataclasses.replace(run, spec=run.spec.with_absolute_path())
             for run in plan(sweep, out / RUNS, where)
         ]
         task = task_of(sweep, data, where)

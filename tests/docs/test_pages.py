@@ -84,7 +84,7 @@ def test_the_readme_is_read_in_minutes():
 
 
 def test_the_program_of_the_readme_prints_what_is_said(monkeypatch):
-    monkeypatch.setattr("dpsgd.runs.audit.audit_program", lambda *of, **how: AuditReport(()))
+    monkeypatch.setattr("dpsgd.runs.job.audit_program", lambda *of, **how: AuditReport(()))
     [program] = [text for language, text in blocks("README.md") if language == "python"]
     [printed] = [text for language, text in blocks("README.md") if language == "text"]
     check_printed(executed(program, {}), printed)

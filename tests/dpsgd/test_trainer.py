@@ -105,7 +105,7 @@ def rows_of_audits(monkeypatch):
         given.append(rows)
         return AuditReport(())
 
-    monkeypatch.setattr("dpsgd.runs.audit.audit_program", audit)
+    monkeypatch.setattr("dpsgd.runs.job.audit_program", audit)
     return given
 
 

@@ -9,13 +9,15 @@ from typing import Any
 
 from accounting import epsilon
 from accounting.profile import format_delta
-from dpsgd.audit.audit import audit_queries
+from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport
-from dpsgd.runs.audit import ROWS, audit_synthetic
+from dpsgd.noise.keys import RootKey
+from dpsgd.runs.audit import ROWS, probe_rows
+from dpsgd.runs.mechanism import ResolvedRun, resolved
 from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
 from dpsgd.runs.recommendation import RecommendationRequest, Settings
-from dpsgd.runs.resolve import ResolvedRun, resolved, with_noise
+from dpsgd.runs.resolve import with_noise
 from dpsgd.runs.spec import Lazy
 from dpsgd.runs.task import Trainable, refinement_of, settled
 from experiments.cli.console import Console
@@ -98,9 +100,9 @@ def coupled(
     state = algorithm.init(task.init(0), mechanism, rows)
     sizes = hyperparameters(Settings().learning_rate, num_steps)
     state = state._replace(opt_state=with_hyperparameters(state.opt_state, sizes))
-    claimed = claimed or mechanism.sampler
-    claim: Any = {"claimed": claimed, "laws": True}
-    report = audit_synthetic(algorithm, mechanism, state, None, task.generated, **claim)
+    run_parts = algorithm, mechanism, state.params, task.generated(probe_rows(mechanism))
+    claim: Any = {"claimed": claimed or mechanism.sampler, "laws": True}
+    report = audit_program(*run_parts, state=state, root=RootKey.shared(), **claim)
     if refinement is None:
         return report
     sums = audit_queries(refinement, mechanism, state.params, task.generated(ROWS))

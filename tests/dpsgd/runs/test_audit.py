@@ -12,10 +12,10 @@ from dpsgd.audit.report import UNSEEN
 from dpsgd.core import gaussian
 from dpsgd.engine import feed, loop, programs
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import audit
+from dpsgd.runs import audit, job
 from dpsgd.runs.job import Job
 from dpsgd.runs.ledger import read
-from dpsgd.runs.resolve import resolved
+from dpsgd.runs.mechanism import resolved
 from samplers import Population
 
 pytestmark = pytest.mark.audit
@@ -122,7 +122,7 @@ def test_where_there_is_no_noise_there_is_nothing_to_audit(tmp_path):
 def audits(monkeypatch):
     """A list that grows with every audit of a program, each of which passes."""
     made, empty = [], audit.AuditReport(())
-    monkeypatch.setattr(audit, "audit_program", lambda *run, **how: made.append(run) or empty)
+    monkeypatch.setattr(job, "audit_program", lambda *run, **how: made.append(run) or empty)
     return made
 
 

@@ -190,7 +190,7 @@ def test_the_sums_are_audited_before_training_and_resuming(tmp_path, monkeypatch
         made.append(of[1])
         return sound(*of, **how) if len(made) > 2 else passed  # the last one is carried out
 
-    for module in (audit, coupled):
+    for module in (job, coupled):
         monkeypatch.setattr(module, "audit_program", counted)
     out = killed(tmp_path / "run", "before the sums", monkeypatch, audit=True)
     assert [mechanism.full_sums for mechanism in made] == [SUMS, None]

@@ -155,22 +155,6 @@ def test_another_model_is_refused(checkpoints, kind):
         checkpoints.latest(LIKE)
 
 
-@pytest.mark.parametrize("operation", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_the_ones_before(checkpoints, monkeypatch, operation):
-    save(checkpoints, 1)
-    save(checkpoints, 2)
-    before = files(checkpoints)
-
-    def full(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, operation, full)
-    with pytest.raises(OSError, match="No space left"):
-        save(checkpoints, 3)
-    assert files(checkpoints) == before
-    assert_is(checkpoints.latest(LIKE), 2)
-
-
 def test_the_name_appears_after_the_content_is_on_the_disk(checkpoints, monkeypatch):
     happened, calls = [], {"fsync": os.fsync, "replace": os.replace}
     for name, call in calls.items():

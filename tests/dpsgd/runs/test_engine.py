@@ -1,7 +1,6 @@
 """A run of any task: from its rows to a directory with model, report and guarantee."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -9,55 +8,16 @@ import numpy as np
 import pytest
 from tiny_task import Calibrated, Line, config_of, few_rows_are_calibrated, line
 
-from dpsgd import NoiseMultiplier, RunSpec, resume, run
+from dpsgd import RunSpec, run
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import digest
 from dpsgd.runs.job import Job
-from dpsgd.runs.resolve import choose, resolved
+from dpsgd.runs.mechanism import resolved
+from dpsgd.runs.resolve import choose
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.task import rows_of
-from samplers import BallsAndBins, cap_contributions
+from samplers import BallsAndBins
 from samplers.settings import SETTINGS
-
-
-def test_a_run_directory_holds_metrics_and_guarantee(tmp_path):
-    config = RunSpec.of(BallsAndBins(160, 16, 2), noise_multiplier=1.0)
-    record = run(Line(), config, f"{tmp_path}/run")
-    assert record["metrics"]["test_num_examples"] == 50
-    assert record["epsilon_upper"] > record["epsilon_lower"] > 0
-    assert record["audit"].startswith("passed: ")
-    assert record == json.loads((tmp_path / "run" / "report.json").read_text())
-    assert resume(f"{tmp_path}/run") == record  # it is finished
-    assert FinishedRun.read(tmp_path / "run").spec.privacy == NoiseMultiplier(1.0)
-
-
-class OfUsers(Line):
-    """The same points, in the hands of users who are protected as a whole."""
-
-    def columns(self):
-        users = np.arange(self.rows) % 40
-        return cap_contributions(users, 3).of_users(super().columns())
-
-    def loss(self, params, user):
-        errors = (user["x"] @ params["w"] - user["y"]) ** 2
-        return (user["weight"] * errors).sum()
-
-    def generated(self, count):
-        rows = super().generated(3 * count)
-        by_user = {name: rows[name].reshape(count, 3, *rows[name].shape[1:]) for name in rows}
-        return {**by_user, "weight": np.ones((count, 3), np.float32)}
-
-
-@pytest.mark.long
-def test_the_unit_of_a_run_is_that_of_its_data(tmp_path):
-    sampler = SETTINGS["poisson"](batch_size=10, epochs=1)
-    config = RunSpec.of(sampler, noise_multiplier=1.0, audit=False)
-    record = run(OfUsers(), config, tmp_path / "run")
-    assert record["unit"] == "user"
-    assert record["num_examples"] == 40
-    assert "unit: one user" in record["guarantee"]
-    ledger = json.loads((tmp_path / "run" / "ledger.jsonl").open().readline())
-    assert ledger["unit"] == "user"
 
 
 class Mixing(Line):

@@ -1,19 +1,14 @@
 """Runs with lazy tables go on as others do, and pending noise is never drawn twice."""
 
-import os
-import signal
-from contextlib import contextmanager
-
 import jax
 import numpy as np
 import pytest
-from tiny_task import assert_same, config_of, contents, declared, watched, words
+from tiny_task import assert_same, config_of, contents, declared, ended, words
 
 from dpsgd import resume, run
 from dpsgd.audit.report import AuditReport
 from dpsgd.runs import job
 from dpsgd.runs.checkpoint import Checkpoints
-from dpsgd.runs.stop import Stopped
 
 
 @pytest.fixture(autouse=True)
@@ -26,28 +21,8 @@ def lazy(**settings):
     return config_of(flush_every=12, checkpoint_seconds=0.0, **given, **settings)
 
 
-class Ended(BaseException):
-    """What ends a run at once."""
-
-
-@contextmanager
-def ended(step, how):
-    """Has the run stop, or die, when its block that ends at `step` was taken."""
-
-    def end(number, block):
-        if block.steps.stop == step:
-            if how == "killed":  # its noise was drawn, and no checkpoint tells
-                raise Ended
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "train_blocks", watched(end))
-        with pytest.raises(Ended if how == "killed" else Stopped):
-            yield
-
-
 def begun(out, step, how="stopped", **settings):
-    with ended(step, how):
+    with ended(how, step // 4 - 1):
         run(words, lazy(**settings), out)
     return out
 
@@ -92,12 +67,12 @@ def test_checkpoints_and_clean_stops_have_no_pending_noise(tmp_path, monkeypatch
 def test_an_audit_sees_where_a_run_goes_on_and_none_of_its_rows(tmp_path, monkeypatch):
     seen = []
 
-    def audit_synthetic(algorithm, mechanism, state, *rest, **how):
+    def audit_program(*run, state, **how):
         seen.append(jax.tree.map(np.array, state))
         return AuditReport(())
 
-    monkeypatch.setattr(job, "audit_synthetic", audit_synthetic)
-    with ended(20, "stopped"):
+    monkeypatch.setattr(job, "audit_program", audit_program)
+    with ended(number=4):
         run(words, lazy().but(audit=True), tmp_path / "run")
     resume(tmp_path / "run")
     assert [int(state.step) for state in seen] == [0, 20]

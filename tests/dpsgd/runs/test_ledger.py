@@ -160,11 +160,6 @@ def test_what_could_not_be_read_back_is_not_written(path, sampler, environment, 
     assert path.read_bytes() == b""
 
 
-def test_numbers_of_numpy_are_numbers(path):
-    Ledger.create(path, terms(), "", {"n": np.int64(2)}).close()
-    assert read(path).attempts[0].environment == {"n": 2}
-
-
 SUMS = FullSums(3, 6.0)
 
 

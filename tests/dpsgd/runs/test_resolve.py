@@ -34,8 +34,9 @@ from dpsgd import (
 )
 from dpsgd.noise.correlated import banded_square_root
 from dpsgd.runs.job import rows_of
+from dpsgd.runs.mechanism import resolved, with_any_noise
 from dpsgd.runs.recommendation import RecommendationRequest, generic, sentence, table_step_size
-from dpsgd.runs.resolve import ADAM, choose, differing, resolve, resolved, with_any_noise
+from dpsgd.runs.resolve import ADAM, choose, differing, resolve
 from dpsgd.runs.spec import Dense
 from dpsgd.runs.support import (
     COLUMNS,

@@ -19,9 +19,9 @@ from tiny_task import (
     config_of,
     contents,
     declared,
+    ended,
     line,
     run_and_stop,
-    sigterm,
     watched,
     weights,
 )
@@ -35,7 +35,7 @@ from dpsgd.runs.attempts import STOP, drawing_digest
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
-from dpsgd.runs.stop import Stopped, stop_requests
+from dpsgd.runs.stop import stop_requests
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 from samplers.settings import SETTINGS
 
@@ -44,10 +44,8 @@ from samplers.settings import SETTINGS
 
 def test_a_run_trained_by_another_object_resumes_at_its_stop(tmp_path, monkeypatch):
     made = Run.create(line, config_of(insecure_seed=3), tmp_path / "run")
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "train_blocks", watched(sigterm))
-        with pytest.raises(Stopped):
-            resume(tmp_path / "run")
+    with ended():
+        resume(tmp_path / "run")
     blocks = []
     monkeypatch.setattr(job, "train_blocks", watched(lambda *block: blocks.append(block)))
     made.train()
@@ -379,10 +377,8 @@ def changed(name, before, after):
 def stopped_again(out, patch):
     """Goes on to another stop, and puts the stop before in its place."""
     kept = (out / STOP).read_bytes()
-    with pytest.MonkeyPatch.context() as stopping:
-        stopping.setattr(job, "train_blocks", watched(sigterm_at(0)))
-        with pytest.raises(Stopped):
-            resume(out)
+    with ended(number=0):
+        resume(out)
     (out / STOP).write_bytes(kept)
 
 
@@ -629,7 +625,3 @@ def test_what_a_run_writes_depends_on_a_row_by_the_model_alone(tmp_path, monkeyp
 
 def stop_there(*of, **how):
     raise KeyboardInterrupt
-
-
-def sigterm_at(number):
-    return lambda k, block: os.kill(os.getpid(), signal.SIGTERM) if k == number else None

@@ -118,6 +118,13 @@ class Calibrated(Line):
         return Slope(self.divisor)
 
 
+def _mean_loss(task, params):
+    """Metrics of a task: the mean loss of public rows."""
+    public = task._points(7, 50)
+    errors = [task.loss(params, {k: v[i] for k, v in public.items()}) for i in range(50)]
+    return {"test_error": float(np.mean(errors)), "test_num_examples": 50}
+
+
 @dataclass(frozen=True)
 class Kinds(Line):
     """Points of one of several classes, by their largest coordinate; calibrated."""
@@ -135,10 +142,7 @@ class Kinds(Line):
     def calibration(self):
         return Temperature(self.logits, _class, _rescaled)
 
-    def metrics(self, params):
-        public = self._points(7, 50)
-        errors = [self.loss(params, {k: v[i] for k, v in public.items()}) for i in range(50)]
-        return {"test_error": float(np.mean(errors)), "test_num_examples": 50}
+    metrics = _mean_loss
 
     def _points(self, seed, count):
         rng = np.random.default_rng(seed)
@@ -172,10 +176,7 @@ class Words(Line):
         ),
     )
 
-    def metrics(self, params):
-        public = self._points(7, 50)
-        errors = [self.loss(params, {k: v[i] for k, v in public.items()}) for i in range(50)]
-        return {"test_error": float(np.mean(errors)), "test_num_examples": 50}
+    metrics = _mean_loss
 
     def _points(self, seed, count):
         rng = np.random.default_rng(seed)
@@ -214,10 +215,24 @@ def watched(do):
     return watching
 
 
-def sigterm(number, block):
-    """With the second block the process is asked to stop."""
-    if number == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
+class Killed(BaseException):
+    """What ends a run at once."""
+
+
+@contextmanager
+def ended(how="stopped", number=1, match=None):
+    """Has a run be stopped by SIGTERM, or killed, when its block of a number was taken."""
+
+    def end(taken, block):
+        if taken == number and how == "killed":  # its noise was drawn, and no checkpoint tells
+            raise Killed
+        if taken == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "train_blocks", watched(end))
+        with pytest.raises(Killed if how == "killed" else Stopped, match=match):
+            yield
 
 
 def config_of(**settings):
@@ -228,10 +243,8 @@ def config_of(**settings):
 
 def run_and_stop(task, config, out):
     """Trains until SIGTERM after the second block, 16 of 30 steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "train_blocks", watched(sigterm))
-        with pytest.raises(Stopped, match="stopped at step 16 of 30, all of it saved"):
-            run(task, config, out)
+    with ended(match="stopped at step 16 of 30, all of it saved"):
+        run(task, config, out)
     return out
 
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import stat
 from dataclasses import dataclass, replace
 
@@ -17,10 +16,10 @@ from tiny_task import (
     calibrated,
     config_of,
     contents,
+    ended,
     few_rows_are_calibrated,
     line,
     params_of,
-    watched,
 )
 from toy_trials import (
     COUNT,
@@ -43,7 +42,7 @@ from dpsgd.models.model import export, read_model
 from dpsgd.runs import job
 from dpsgd.runs.directory import SECRETS, RunDirectory
 from dpsgd.runs.history import LedgerError, line_of
-from dpsgd.runs.resolve import resolved
+from dpsgd.runs.mechanism import resolved
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped
 from dpsgd.runs.terms import Selection, Terms
@@ -430,10 +429,6 @@ def test_a_trial_that_was_destroyed_in_part_is_begun_anew(trained, tmp_path, mon
     assert set(os.listdir(out)) == RELEASED
 
 
-class Killed(BaseException):
-    """What ends a process at once."""
-
-
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_a_trial_resumes_after_a_stop_and_restarts_after_a_kill(how, tmp_path, monkeypatch):
     begun, train_blocks, out = [], job.train_blocks, tmp_path / "out"
@@ -442,20 +437,12 @@ def test_a_trial_resumes_after_a_stop_and_restarts_after_a_kill(how, tmp_path, m
         begun.append((int(state.step), keys.noise.tobytes()))
         return train_blocks(algorithm, mechanism, state, *rest, keys=keys, **more)
 
-    def end(number, block):
-        if number == 1 and how == "killed":
-            raise Killed
-        if number == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     monkeypatch.setattr(job, "train_blocks", told)
     monkeypatch.setattr(job, "BLOCK_STEPS", 8)
     configs = [candidate(checkpoint_seconds=0.0)]
     with so_many(1):
-        with monkeypatch.context() as patch:
-            patch.setattr(job, "train_blocks", watched(end))
-            with pytest.raises((Killed, Stopped)):
-                select(out, configs)
+        with ended(how):
+            select(out, configs)
         record = select(out, configs)
     assert [step for step, _ in begun] == [0, 16 if how == "stopped" else 0]
     assert begun[0][1] != begun[1][1]

@@ -1,0 +1,236 @@
+"""Builds the mechanism of a run whose settings are chosen.
+
+`dpsgd.runs.resolve` chooses the settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from accounting import Bound, PrivacyProfile, calibrate
+from accounting.profile import EPSILON_TOLERANCE
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.noise import Independent, Noise
+from dpsgd.core.queries import FullSums
+from dpsgd.runs.spec import Banded, NoiseMultiplier, NonPrivate, RunSpec, TargetEpsilon
+from dpsgd.runs.support import conflict_of, with_separation
+from samplers import BatchSampler, Population
+from samplers.settings import SamplerSettings, name_of
+
+Goal = NoiseMultiplier | TargetEpsilon
+"""Privacy options of a run with noise."""
+
+_ABOUT = 0.05
+"""Tolerance of the epsilon that determines the noise of calibration sums."""
+
+_LEAST = 1e-6
+"""Smallest epsilon of a calibration, at which no number of rows is enough."""
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run without open choices.
+
+    Attributes:
+      spec: Resolved settings.
+      mechanism: Sampler, noise and clipping norm, which determine the guarantee.
+      delta: Delta of the guarantee.
+      chosen: Choices and reasons, as JSON values: "settings" by option, "tables" and "noise" if
+        they were open, and "warm" if an earlier model lowered the learning rate.
+    """
+
+    spec: RunSpec
+    mechanism: Mechanism
+    delta: float
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+
+def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
+    """Returns the sampler of a run.
+
+    It has the minimum separation that correlated noise needs.
+
+    Args:
+      spec: Settings of the run.
+      population: Public facts about the rows.
+
+    Raises:
+      ValueError: if sampler, bands and data do not go together.
+    """
+    bands = fixed_bands(spec)
+    sampler = with_separation(spec.sampler, bands)
+    try:
+        if isinstance(sampler, SamplerSettings):
+            built = sampler.build(population, spec.delta_of(population))
+        else:
+            built = sampler.with_population(population)
+    except ValueError as error:
+        if re.search("cycle.length", str(error)) and sampler != spec.sampler:
+            raise ValueError(f"bands {bands}: {error}") from None
+        raise
+    if bands is not None and bands > built.separation > 1:
+        raise ValueError(
+            f"bands={bands} exceeds {built.separation}, the minimum separation of "
+            f"{name_of(type(built))}; pass at most that"
+        )
+    # `full_sums` checks the calibration.
+    if conflict := conflict_of(dataclasses.replace(spec, calibration=None), built):
+        raise ValueError(str(conflict))
+    return built
+
+
+def fixed_bands(spec: RunSpec) -> int | None:
+    """Returns the number of bands; None for independent noise, or if open."""
+    bands = spec.noise.bands if isinstance(spec.noise, Banded) else None
+    return None if bands == "auto" else bands
+
+
+def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | None:
+    """Returns the full-batch queries of a run's calibration, or None.
+
+    Args:
+      spec: Settings of the run.
+      sampler: Sampler of the run.
+      delta: Delta of the guarantee.
+
+    Raises:
+      ValueError: if the run cannot be calibrated, or calibration would not pay.
+    """
+    if spec.calibration in (None, "none"):
+        return None
+    if conflict := conflict_of(spec, sampler):
+        raise ValueError(f"{conflict.rule.reason} (here one {sampler.unit})")
+    goal = spec.privacy
+    assert not isinstance(goal, NonPrivate), "refused by the table"
+    from dpsgd.engine.calibration import calibration_sums
+
+    if isinstance(goal, TargetEpsilon):
+        budget = goal.epsilon
+    else:
+        budget = sampler.privacy(goal.noise_multiplier).epsilon(delta, _ABOUT).upper
+    if math.isinf(budget):
+        raise ValueError("no finite epsilon is certified for the run")
+    kind, budget = spec.calibration, max(budget, _LEAST)
+    sums = calibration_sums(kind, sampler.num_examples, epsilon=budget, delta=delta)
+    if sums is None:
+        raise ValueError(
+            f"on {sampler.num_examples:,} training rows, at epsilon {budget:.3g}, its noise would "
+            "cost more than it mends"
+        )
+    return sums
+
+
+class Unscaled(NamedTuple):
+    """Mechanism of a run but for its noise multiplier and clipping norm.
+
+    >>> from samplers import Poisson
+    >>> privacy = Unscaled(Poisson(10_000, batch_size=100), Independent(), None).privacy
+    >>> privacy(1.0).epsilon(1e-5).upper > privacy(2.0).epsilon(1e-5).upper
+    True
+    """
+
+    sampler: BatchSampler
+    noise: Noise
+    sums: FullSums | None
+    """Full-batch queries in which the run ends; None without queries."""
+
+    @classmethod
+    def from_spec(cls, spec: RunSpec, population: Population) -> Unscaled:
+        """Returns the mechanism of a spec that leaves only its noise multiplier open.
+
+        Args:
+          spec: Settings of the run.
+          population: Public facts about the rows.
+
+        Raises:
+          ValueError: if the options do not go together.
+        """
+        sampler = build_sampler(spec, population)
+        try:
+            sums = full_sums(spec, sampler, spec.delta_of(population))
+        except ValueError as error:
+            raise ValueError(impossible(spec.calibration, error)) from None
+        law = spec.noise.law if isinstance(spec.noise, Banded) else spec.noise
+        assert law is not None, "`resolve` leaves nothing open"
+        return cls(sampler, law, sums)
+
+    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
+        """Returns the privacy profile under a noise multiplier."""
+        if self.sums is None:
+            return self.noise.privacy(self.sampler, noise_multiplier)
+        return Mechanism(self.sampler, noise_multiplier, 1.0, self.noise, self.sums).privacy()
+
+
+@functools.lru_cache
+def _smallest_noise(goal: Goal, delta: float, unscaled: Unscaled) -> float:
+    """Returns the smallest sufficient noise multiplier, cached for equal runs."""
+    if isinstance(goal, NoiseMultiplier):
+        return goal.noise_multiplier
+    privacy = unscaled.privacy
+    if goal.optimistic:
+        return calibrate(lambda sigma: LowerEnd(privacy(sigma)), epsilon=goal.epsilon, delta=delta)
+    return calibrate(privacy, epsilon=goal.epsilon, delta=delta)
+
+
+@dataclass(frozen=True)
+class LowerEnd:
+    """Lower ends of a profile as exact values, only for choosing noise."""
+
+    profile: PrivacyProfile
+
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        return Bound(*2 * (self.profile.delta(epsilon, tolerance).lower,))
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        return Bound(*2 * (self.profile.epsilon(delta, tolerance).lower,))
+
+
+def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
+    """Returns a run whose noise multiplier is found.
+
+    Args:
+      spec: Settings; only the noise multiplier may be open.
+      population: Public facts about the rows.
+
+    Raises:
+      ValueError: if the options do not go together, or no noise meets the target.
+    """
+    delta, goal = spec.delta_of(population), spec.privacy
+    if isinstance(goal, NonPrivate):
+        sampler = build_sampler(spec, population)
+        mechanism = Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=math.inf)
+    else:
+        unscaled = Unscaled.from_spec(spec, population)
+        sigma = _smallest_noise(goal, delta, unscaled)
+        assert spec.l2_clip_norm is not None, "`resolve` leaves nothing open"
+        sampler, noise, sums = unscaled
+        mechanism = Mechanism(sampler, sigma, spec.l2_clip_norm, noise, sums)
+    return ResolvedRun(spec, mechanism, delta)
+
+
+def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
+    """Returns a run of the same program with arbitrary noise.
+
+    A private run gets noise multiplier 1; calibration and automatic bands are left out.
+
+    Args:
+      spec: Settings of the run.
+      population: Public facts about the rows.
+    """
+    noise = spec.noise
+    if isinstance(noise, Banded) and noise.bands == "auto":
+        noise = Independent()
+    privacy = NoiseMultiplier(1.0) if spec.private else spec.privacy
+    options: dict[str, Any] = {"noise": noise, "privacy": privacy, "calibration": "none"}
+    return resolved(dataclasses.replace(spec, **options), population)
+
+
+def impossible(calibration: str | None, why: object) -> str:
+    """Returns the message that a calibration is not possible, with the reason."""
+    return f"calibration={calibration} is not possible: {why}; leave it out"
