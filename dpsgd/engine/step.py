@@ -276,17 +276,19 @@ def _run_block(
     def one_step(j, carry):
         """Takes step `j` of the block, and records diagnostics and watched values."""
         state, log, watched = carry
+        put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=j, axis=0)
         state, diagnostics = step(state, j, inputs)
-        log = jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
+        log = put(log, jnp.stack(diagnostics))
         leaves = zip(jax.tree.leaves(state.raw_params), places, strict=True)
         watched_values = [leaf.ravel()[index].astype(jnp.float32) for leaf, index in leaves]
-        return state, log, watched.at[j].set(jnp.concatenate(watched_values))
+        return state, log, put(watched, jnp.concatenate(watched_values))
 
     block_steps = plan.starts.shape[0] - 1
-    log = Diagnostics(*(jnp.zeros(block_steps, jnp.float32) for _ in Diagnostics._fields))
+    log = jnp.zeros((block_steps, len(Diagnostics._fields)), jnp.float32)
     watched = jnp.zeros((block_steps, sum(map(len, places))), jnp.float32)
     # A dynamic trip count: a last, shorter block runs in the same program, without idle steps.
-    return jax.lax.fori_loop(0, plan.num_steps, one_step, (state, log, watched))
+    state, log, watched = jax.lax.fori_loop(0, plan.num_steps, one_step, (state, log, watched))
+    return state, Diagnostics(*log.T), watched
 
 
 def flush_noise(
