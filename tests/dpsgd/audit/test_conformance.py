@@ -131,37 +131,30 @@ def test_a_task_conforms():
     assert report.passed
 
 
-# What is not what it says it is.
+# What is not what it says it is: a part with other methods.
 
 
-class TwiceAsOften(Poisson):
-    def participations(self, seed, epoch, chunk):
-        larger = Poisson(self.num_examples, 2 * self.batch_size, self.epochs)
-        return larger.participations(seed, epoch, chunk)
+def faulty(kind, **members):
+    return dataclasses.dataclass(frozen=True)(type("Faulty", (kind,), {"__doc__": "", **members}))
 
 
-class Lawless(Poisson):
-    def row_law(self):
-        raise NotImplementedError
+def of_size(batch_size):
+    def participations(self, *draw):
+        return Poisson(self.num_examples, batch_size, self.epochs).participations(*draw)
+
+    return participations
 
 
-class SaidToBeApart(Poisson):
-    separation = 7
+def lawless(self):
+    raise NotImplementedError
 
 
-class DearerWithNoise(Poisson):
-    def privacy(self, noise_multiplier):
-        return UpperEnd(Deterministic(*SIZES).privacy(1 / noise_multiplier))
+def dearer_with_noise(self, sigma):
+    return UpperEnd(Deterministic(*SIZES).privacy(1 / sigma))
 
 
-class FreeTheSecondTime(Poisson):
-    def privacy_of(self, noise_multiplier, attempts, **how):
-        return super().privacy_of(len(attempts) * noise_multiplier, attempts, **how)
-
-
-class Estimated(Poisson):
-    def privacy(self, noise_multiplier):
-        return Guess()
+def free_the_second_time(self, sigma, attempts, **how):
+    return Poisson.privacy_of(self, len(attempts) * sigma, attempts, **how)
 
 
 class Guess:
@@ -169,82 +162,65 @@ class Guess:
         return Bound(0.0, 1.0, confidence=0.99)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [TwiceAsOften, Lawless, SaidToBeApart, DearerWithNoise, FreeTheSecondTime, Estimated],
-)
-def test_faulty_samplers_are_refused(kind):
+FAULTY_SAMPLERS = {
+    "TwiceAsOften": {"participations": of_size(2 * SIZES[1])},
+    "Lawless": {"row_law": lawless},
+    "SaidToBeApart": {"separation": 7},
+    "DearerWithNoise": {"privacy": dearer_with_noise},
+    "FreeTheSecondTime": {"privacy_of": free_the_second_time},
+    "Estimated": {"privacy": lambda self, sigma: Guess()},
+}
+
+
+@pytest.mark.parametrize("members", FAULTY_SAMPLERS.values(), ids=FAULTY_SAMPLERS)
+def test_faulty_samplers_are_refused(members):
     with pytest.raises(AssertionError):
-        check_sampler(kind(*SIZES))
-
-
-class SlightlyTooOften(Poisson):
-    def participations(self, seed, epoch, chunk):
-        larger = Poisson(self.num_examples, 2_010, self.epochs)
-        return larger.participations(seed, epoch, chunk)
+        check_sampler(type("Faulty", (Poisson,), members)(*SIZES))
 
 
 def test_check_sampler_finds_rates_too_close_for_the_audit():
-    faulty = SlightlyTooOften(20_000, 2_000, 2)  # a rate that is 0.5 % too large
-    assert all(check.passed for check in law_checks(faulty))
+    members = {"participations": of_size(2_010)}
+    sampler = type("Faulty", (Poisson,), members)(20_000, 2_000, 2)  # 0.5 % too often
+    assert all(check.passed for check in law_checks(sampler))
     with pytest.raises(AssertionError, match="rates of the law"):
-        check_sampler(faulty)
+        check_sampler(sampler)
 
 
-@dataclasses.dataclass(frozen=True)
-class Faint(Independent):
-    """Noise of 1 % less."""
-
-    def add(self, total, state, key, step, scales):
-        faint = dataclasses.replace(scales, noise_stddev=0.99 * scales.noise_stddev)
-        return super().add(total, state, key, step, faint)
+def faint(self, total, state, key, step, scales):
+    scales = dataclasses.replace(scales, noise_stddev=0.99 * scales.noise_stddev)
+    return Independent().add(total, state, key, step, scales)
 
 
-@dataclasses.dataclass(frozen=True)
-class Cheap(Independent):
-    """Noise that is priced as twice as much."""
-
-    def privacy(self, sampler, noise_multiplier):
-        return sampler.privacy(2 * noise_multiplier)
+def priced_as_independent(factor):
+    return lambda self, sampler, sigma: sampler.privacy(factor * sigma)
 
 
-@dataclasses.dataclass(frozen=True)
-class CheapPart(Independent):
-    """Noise that is priced as twice as much where a run is one part."""
-
-    def privacy_of(self, sampler, noise_multiplier, attempts, **how):
-        return super().privacy_of(sampler, noise_multiplier * (3 - len(attempts)), attempts, **how)
+def cheap_part(self, sampler, sigma, attempts, **how):
+    return Independent.privacy_of(self, sampler, sigma * (3 - len(attempts)), attempts, **how)
 
 
-@dataclasses.dataclass(frozen=True)
-class CheapTwice(Independent):
-    """Noise of which two runs are priced as one."""
-
-    def privacy_of(self, sampler, noise_multiplier, attempts, **how):
-        return super().privacy_of(sampler, noise_multiplier, attempts[:1], **how)
+def cheap_twice(self, sampler, sigma, attempts, **how):
+    return Independent.privacy_of(self, sampler, sigma, attempts[:1], **how)
 
 
-@dataclasses.dataclass(frozen=True)
-class CheapBands(BandedToeplitz):
-    """Noise that is priced as independent noise, however near the steps of an example are."""
-
-    def privacy(self, sampler, noise_multiplier):
-        return sampler.privacy(noise_multiplier)
-
-
-CHEAP = Cheap(), CheapPart(), CheapTwice()
-FAULTY = {Faint(): "a step releases what the definition", **dict.fromkeys(CHEAP, "cost")}
+FAULTY_NOISES = {
+    "Faint": ({"add": faint}, "a step releases what the definition"),
+    "Cheap": ({"privacy": priced_as_independent(2)}, "cost"),
+    "CheapPart": ({"privacy_of": cheap_part}, "cost"),
+    "CheapTwice": ({"privacy_of": cheap_twice}, "cost"),
+}
 
 
-@pytest.mark.parametrize(("noise", "wrong"), FAULTY.items(), ids=named(FAULTY))
-def test_a_faulty_noise_or_one_that_is_priced_too_low_is_refused(noise, wrong):
+@pytest.mark.parametrize(("members", "wrong"), FAULTY_NOISES.values(), ids=FAULTY_NOISES)
+def test_a_faulty_noise_or_one_that_is_priced_too_low_is_refused(members, wrong):
     with pytest.raises(AssertionError, match=wrong):
-        check_noise(noise, steps=24)
+        check_noise(faulty(Independent, **members)(), steps=24)
 
 
 def test_noise_of_too_many_bands_is_refused_at_any_price():
+    cheap = faulty(BandedToeplitz, privacy=priced_as_independent(1))((4.0, 2.0, 1.0))
     with pytest.raises(ValueError, match="more than the minimum separation 2"):
-        check_noise(CheapBands((4.0, 2.0, 1.0)), sampler=Deterministic(16, 8, 12))
+        check_noise(cheap, sampler=Deterministic(16, 8, 12))
 
 
 def test_a_faulty_clipping_is_refused():
@@ -283,58 +259,43 @@ def test_a_loss_that_holds_rows_is_refused():
         check_clipping(peeking, PARAMS, ROWS, num_rows=1_000)
 
 
-class Peeking(Line):
-    """A task whose loss holds its rows."""
-
-    def loss(self, params, example):
-        return super().loss(params, example) * jnp.asarray(self.columns()["x"]).sum()
+def holding():
+    return jnp.asarray(Line().columns()["x"]).sum()
 
 
-@dataclasses.dataclass(frozen=True)
-class Mean(Refinement):
-    """The mean of the rows, of which some are held."""
-
-    def reads(self, params, example):
-        return example
-
-    def start(self):
-        return jnp.zeros(3)
-
-    def statistic(self, state, row):
-        return row["x"] + jnp.asarray(Line().columns()["x"]).sum()
-
-    def fold(self, state, mean):
-        return mean
-
-    def apply(self, params, state):
-        return params
+MEAN = faulty(
+    Refinement,
+    reads=lambda self, params, example: example,
+    start=lambda self: jnp.zeros(3),
+    statistic=lambda self, state, row: row["x"] + holding(),
+    fold=lambda self, state, mean: mean,
+    apply=lambda self, params, state: params,
+)
 
 
-class PeekingLater(Line):
-    def calibration(self):
-        return Mean()
+def growing(self, seed):
+    self.begun = getattr(self, "begun", 0) + 1
+    return {"w": jnp.ones(3)} | ({"z": jnp.ones(2)} if self.begun > 1 else {})
 
 
-@pytest.mark.parametrize("kind", [Peeking, PeekingLater])
-def test_a_task_that_holds_rows_is_refused(kind):
-    with pytest.raises(ValueError, match="in a closure"):
-        check_task(kind())
+FAULTY_TASKS = {
+    "Peeking": (
+        {"loss": lambda self, params, example: Line.loss(self, params, example) * holding()},
+        (ValueError, "in a closure"),
+    ),
+    "PeekingLater": ({"calibration": lambda self: MEAN()}, (ValueError, "in a closure")),
+    "Growing": (
+        {"init": growing},
+        (AssertionError, "equal seeds give equal parameters"),
+    ),
+    "Restless": (
+        {"init": lambda self, seed: {"w": jnp.float32(np.random.default_rng().normal(size=3))}},
+        (AssertionError, "equal seeds give equal parameters"),
+    ),
+}
 
 
-class Growing(Line):
-    begun = 0
-
-    def init(self, seed):
-        self.begun += 1
-        return {"w": jnp.ones(3)} | ({"z": jnp.ones(2)} if self.begun > 1 else {})
-
-
-class Restless(Line):
-    def init(self, seed):
-        return {"w": jnp.asarray(np.random.default_rng().normal(size=3), jnp.float32)}
-
-
-@pytest.mark.parametrize("kind", [Growing, Restless])
-def test_a_task_whose_parameters_differ_per_call_is_refused(kind):
-    with pytest.raises(AssertionError, match="equal seeds give equal parameters"):
-        check_task(kind())
+@pytest.mark.parametrize(("members", "refusal"), FAULTY_TASKS.values(), ids=FAULTY_TASKS)
+def test_a_faulty_task_is_refused(members, refusal):
+    with pytest.raises(refusal[0], match=refusal[1]):
+        check_task(type("Faulty", (Line,), members)())
