@@ -26,10 +26,7 @@ from accounting.profile import EPSILON_TOLERANCE, Bound, wanted_width
 from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.draws import draw_checks
 from dpsgd.audit.laws import THOROUGH, law_checks
-from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import LAW, AuditReport, CheckResult
-from dpsgd.audit.runtime.blocks import block_checks
-from dpsgd.audit.runtime.differential import step_checks
 from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.audit.synthetic import generated_rows
 from dpsgd.core.algorithm import Algorithm
@@ -106,18 +103,9 @@ def check_noise(
         "table": jnp.zeros((64, 64)),
         "vector": jnp.zeros(1_001),
     }
-
-    def loss(params: PyTree, example: PyTree) -> jax.Array:
-        return sum(jnp.sum(x.astype(jnp.float32)) for x in params.values()) * example["x"]
-
-    algorithm = dpsgd(loss, optax.sgd(0.1))
-    mechanism = Mechanism(sampler, 1.0, 0.5, noise)
-    checks = _price_checks(noise, sampler)
-    state, rows = algorithm.init(params, mechanism), {"x": np.ones(_ROWS, np.float32)}
-    probe = Probe(algorithm, mechanism, state, rows)
-    checks += step_checks(probe) + block_checks(probe)
-    checks += flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)
-    return _required(checks)
+    algorithm, mechanism = dpsgd(_total, optax.sgd(0.1)), Mechanism(sampler, 1.0, 0.5, noise)
+    program = audit_program(algorithm, mechanism, params, {"x": np.ones(_ROWS, np.float32)})
+    return _required([*_price_checks(noise, sampler), *program.checks])
 
 
 def check_clipping(
@@ -147,11 +135,7 @@ def check_clipping(
     if not isinstance(algorithm, Algorithm):
         algorithm = dpsgd(algorithm, optax.sgd(0.1))
     mechanism = Mechanism(Poisson(num_rows or 8 * batch_size, batch_size), 1.0, l2_clip_norm)
-    state = algorithm.init(params, mechanism, rows)
-    probe = Probe(algorithm, mechanism, state, rows)
-    checks = step_checks(probe)
-    checks += flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)
-    return _required(checks)
+    return _required([*audit_program(algorithm, mechanism, params, rows).checks])
 
 
 def check_optimizer(
@@ -174,11 +158,7 @@ def check_optimizer(
     if params is None:
         params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
     leaves = jax.tree.leaves(params)
-
-    def loss(params: PyTree, example: PyTree) -> jax.Array:
-        return sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(params)) * example["x"]
-
-    algorithm, mechanism = dpsgd(loss, optimizer), Mechanism(Poisson(97, 8), 1.0, 1.0)
+    algorithm, mechanism = dpsgd(_total, optimizer), Mechanism(Poisson(97, 8), 1.0, 1.0)
     state = algorithm.init(params, mechanism)
     rows = {"x": np.ones(97, np.float32)}
     layout = Layout.choose(mechanism.sampler, rows)
@@ -200,6 +180,11 @@ def check_optimizer(
     alike = _alike(optimizer.init(params), optimizer.init(params))
     checks.append(CheckResult("its initial state is always the same", alike, ""))
     return _required(checks)
+
+
+def _total(params: PyTree, example: PyTree) -> jax.Array:
+    """Returns the loss whose gradient is an example's number in every coordinate."""
+    return sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(params)) * example["x"]
 
 
 def check_task(task: Any, *, batch_size: int = 32) -> AuditReport:

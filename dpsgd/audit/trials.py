@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from scipy import special
 
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.engine.blocks import in_background
 from dpsgd.engine.programs import compiler_options
 from dpsgd.engine.step import BlockInputs, Watch, block_function
 from dpsgd.noise.keys import RootKey
@@ -60,27 +61,16 @@ class Runs:
         """Returns scores of fresh runs with and without the canary."""
         chunk = min(self._chunk, trials)
         clip = float(self._scales.l2_clip_norm)
-        worlds = []
-        for canary in (1.0, 0.0):
-            data = jnp.full(self.sampler.num_examples, others * clip, jnp.float32)
-            worlds.append(data.at[0].set(canary * clip))
-        scores_by_world: tuple[list[Scores], list[Scores]] = ([], [])
-        starts = range(0, trials, chunk)
-        with ThreadPoolExecutor(1, thread_name_prefix="draws") as background:
-            next_plan = background.submit(self._plans, chunk)
-            for start in starts:
-                plan = next_plan.result()
-                if start + chunk < trials:
-                    next_plan = background.submit(self._plans, chunk)
-                for data, of_world in zip(worlds, scores_by_world, strict=True):
-                    of_world.append(self._of_world(data, plan, others, chunk))
+        data = jnp.full(self.sampler.num_examples, others * clip, jnp.float32)
+        worlds = data.at[0].set(clip), data.at[0].set(0.0)
+        starts, chunks = range(0, trials, chunk), list[tuple[Scores, ...]]()
+        with closing(in_background(self._plans(chunk) for _ in starts)) as plans:
+            for start, plan in zip(starts, plans, strict=True):
+                chunks.append(tuple(self._of_world(x, plan, others, chunk) for x in worlds))
                 self._progress(f"{min(trials, start + chunk):,} of {trials:,} runs")
         present, absent = (
-            {
-                name: np.concatenate([scores[name] for scores in chunks])[:trials]
-                for name in chunks[0]
-            }
-            for chunks in scores_by_world
+            {name: np.concatenate([x[name] for x in scores])[:trials] for name in scores[0]}
+            for scores in zip(*chunks, strict=True)
         )
         return present, absent
 
