@@ -158,17 +158,17 @@ def proved(history: History) -> dict[str, Any]:
 
 
 def write_report(
-    folder: RunDirectory, history: History, figures: Figures, origin: str = ""
+    folder: RunDirectory, history: History, record: dict[str, Any], origin: str = ""
 ) -> dict[str, Any]:
     """Writes the guarantee and the report of a finished run; returns the report's content.
 
     Args:
       folder: Run directory, with its configuration.
       history: Complete ledger of the run.
-      figures: Entries that the ledger does not prove.
+      record: Entries of `proved` and of `Figures`.
       origin: Date and command of the training, in words; may be empty.
     """
-    record = {**proved(history), "ledger_head": history.head, **vars(figures)}
+    record = {**record, "ledger_head": history.head}
     folder.write_json("guarantee.json", history.guarantee().record())
     config = folder.read_json("config.json")
     folder.write_text("report.md", report.markdown(record, config, origin))

@@ -17,7 +17,7 @@ from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.environment import code_digest, environment
 from dpsgd.runs.history import History, line_of
 from dpsgd.runs.records import to_json
-from dpsgd.runs.result import Figures, write_report
+from dpsgd.runs.result import Figures, proved, write_report
 from dpsgd.runs.terms import Terms
 from dpsgd.selection.candidates import Candidates
 from dpsgd.selection.vault import VaultSecret
@@ -64,7 +64,8 @@ def release(
     if trial_report["calibration"]:
         folder.write_json(CALIBRATION, trial_report["calibration"])
     write_atomically(folder.params_path, lambda file: file.write(content))
-    write_report(folder, history, Figures(**{key: trial_report[key] for key in _KEPT}))
+    figures = Figures(**{key: trial_report[key] for key in _KEPT})
+    write_report(folder, history, {**proved(history), **vars(figures)})
 
 
 def _write_ledger(
