@@ -36,8 +36,8 @@ DAMAGED = (
 """Errors of NumPy and zipfile on damaged bytes."""
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of writing that come without a file name."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a full disk, which come without a file name."""
 
 
 def check_writable(path: Path) -> None:
@@ -124,7 +124,7 @@ def write_atomically(
             os.replace(unfinished, path)
         except BaseException as error:
             unfinished.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+            if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
                 raise OSError(error.errno, os.strerror(error.errno), os.fspath(path)) from error
             raise
     fsync_folder(path.parent)

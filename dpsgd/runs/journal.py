@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import time
 from collections import deque
@@ -16,6 +15,7 @@ import jax
 from dpsgd.core.state import TrainState
 from dpsgd.engine.batch_files import BatchFiles, Draw
 from dpsgd.engine.loop import Block
+from dpsgd.files import FULL
 from dpsgd.runs.attempts import constant_seed, stop_at
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import BATCHES, CALIBRATION, RunDirectory
@@ -27,9 +27,6 @@ from dpsgd.runs.plan import Execution, Start
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import REST, STEP, Stopped, report
 from dpsgd.runs.task import arrays_digest
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a full disk."""
 
 _WRITING = 9.0
 """Least seconds of training per second of writing, until `checkpoint_seconds` have passed."""

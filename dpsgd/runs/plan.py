@@ -122,25 +122,19 @@ def plan_run(
         record["chosen"] = chosen
     job = Job.of_task(task, run, rows=rows, placement=placement, earlier=earlier)
     job = dataclasses.replace(job, record=record)
-    if dry:
-        _check_certified(job)
-        return job
-    job.check_rows()
-    if weak := report.weak_signal(job.mechanism.signal_to_noise, rows[1].num_examples):
-        progress(f"note: {weak}")
-    _check_certified(job)
-    _compile(job, execution)
-    return job
-
-
-def _check_certified(job: Job) -> None:
-    """Raises ValueError if the run has an infinite epsilon."""
     epsilon = job.guarantee.epsilon
     if epsilon is not None and math.isinf(epsilon.upper):
         raise ValueError(
             f"no finite epsilon is certified for this run ({epsilon.note or 'no reason'}): add "
             "noise; if batches are truncated, raise max_batch_size or set overflow to accumulate"
         )
+    if dry:
+        return job
+    job.check_rows()
+    if weak := report.weak_signal(job.mechanism.signal_to_noise, rows[1].num_examples):
+        progress(f"note: {weak}")
+    _compile(job, execution)
+    return job
 
 
 def _compile(job: Job, execution: Execution) -> None:

@@ -20,17 +20,12 @@ import jax
 from dpsgd.engine import batch_files
 from dpsgd.engine.batch_files import Draw
 from dpsgd.engine.placement import Placement, on_one_device
-from dpsgd.files import make_folder
+from dpsgd.files import FULL, make_folder
 from dpsgd.runs.attempts import Stop, drawing_digest
 from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.environment import origin
 from dpsgd.runs.job import Job
-from dpsgd.runs.journal import (
-    FULL,
-    DirectoryJournal,
-    draw_of,
-    numbers,
-)
+from dpsgd.runs.journal import DirectoryJournal, draw_of, numbers
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import MetricWriter, Stages
 from dpsgd.runs.plan import Execution, Start, plan_run, recorded_job, start_run
