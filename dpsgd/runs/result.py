@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from accounting.records import Count, Ge, Le
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Segment
-from dpsgd.files import file_sha256, parse_json
+from dpsgd.files import file_sha256
 from dpsgd.runs import report
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.history import History
@@ -207,10 +207,8 @@ class Bundle:
         manifest_path = path / MODEL
         if not manifest_path.is_file():
             raise FileNotFoundError(f"{path} is not an exported model: it has no {MODEL}")
-        try:
-            manifest = checked(parse_json(manifest_path.read_bytes()), dict[str, Any], "it")
-        except ValueError as error:
-            raise ValueError(f"{manifest_path} is damaged: {error}") from None
+        folder = RunDirectory(path)
+        manifest = folder.read_json(MODEL)
         if (manifest.get("format"), manifest.get("version")) != (_FORMAT, _VERSION):
             raise ValueError(
                 f"{path} was exported by another version: its format is "
@@ -228,8 +226,7 @@ class Bundle:
                     f"{path / name} is damaged, or of another export: its checksum differs from "
                     f"{MODEL}; export the run again, or restore it from a copy"
                 )
-        guarantee = checked(parse_json((path / GUARANTEE).read_bytes()), dict[str, Any], GUARANTEE)
-        return cls(path, task, guarantee)
+        return cls(path, task, folder.read_json(GUARANTEE))
 
     @property
     def segments(self) -> tuple[Segment, ...]:
