@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -23,6 +21,7 @@ from samplers.deterministic import Deterministic
 from samplers.multistage import Multistage
 from samplers.poisson import Poisson
 from samplers.population import Population
+from samplers.registry import Registry
 from samplers.shuffle import Shuffle
 from samplers.units_then_poisson import UnitsThenPoisson
 from samplers.user_poisson import UserPoisson
@@ -44,62 +43,12 @@ DEFAULTS = {"batch_size": 1024, "epochs": 10}
 _OF_DATA = {field.name for field in dataclasses.fields(Population)}
 
 
-class UnknownSampler(ValueError):
-    """Error of a name that no sampler of this process has."""
-
-
-def name_of(kind: type[BatchSampler]) -> str:
-    """Returns a sampler's name in records; `kind_of` inverts it.
-
-    >>> name_of(BallsAndBins)
-    'balls-and-bins'
-    """
-    if kind in KINDS:
-        return re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
-_BY_NAME = {name_of(kind): kind for kind in KINDS}
-
-
-def kind_of(name: str, *, execute: bool = False) -> type[BatchSampler]:
-    """Returns the sampler class of a name.
-
-    >>> kind_of("poisson").__name__
-    'Poisson'
-
-    Args:
-      name: Name of this package's sampler, or "module:QualName" (see `name_of`).
-      execute: Whether to import that module, which executes its code. Leave it False for names from
-        other users' files: then only modules that are imported already are searched.
-
-    Raises:
-      UnknownSampler: If there is none.
-    """
-    if name in _BY_NAME:
-        return _BY_NAME[name]
-    module, colon, qualified = name.partition(":")
-    if not (module and colon and qualified):
-        raise UnknownSampler(f"unknown sampler {name!a:.60}: choose from {', '.join(_BY_NAME)}")
-    if execute:
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # whatever the module's own lines raise
-            reason = str(error).partition("\n")[0]
-            raise UnknownSampler(
-                f"the module of the sampler {name!a:.60} cannot be imported: {reason}"
-            ) from error
-    target: Any = sys.modules.get(module)
-    if target is None:
-        raise UnknownSampler(
-            f"the module of the sampler {name!a:.60} is not imported: if you trust its code, "
-            "import it first (commands: --trust MODULE)"
-        )
-    for attribute in qualified.split("."):
-        target = getattr(target, attribute, None)
-    if not (isinstance(target, type) and issubclass(target, BatchSampler)):
-        raise UnknownSampler(f"the module {module!a:.60} has no sampler {qualified!a:.60}")
-    return target
+SAMPLERS = Registry(
+    "sampler",
+    BatchSampler,
+    {re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower(): kind for kind in KINDS},
+)
+"""Samplers by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,10 +152,8 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
     Raises:
       ValueError: If the sampler is no frozen dataclass.
     """
-    if not (dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen):
-        raise ValueError(f"the sampler {name_of(kind)} must be a frozen dataclass")
-    hints = field_types(kind)
-    fields = []
+    hints = field_types(SAMPLERS.check(kind))
+    fields: list[tuple[str, Any, Any]] = []
     for field in _fields(kind):
         if field.name not in _OF_DATA and field.name != "target_delta":
             hint, default = hints[field.name], field.default
@@ -221,12 +168,14 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
         "__doc__": summary,
         "__module__": __name__,
         "sampler": kind,
-        "name": name_of(kind),
+        "name": SAMPLERS.name_of(kind),
     }
     return dataclasses.make_dataclass(
         kind.__name__, fields, bases=(SamplerSettings,), namespace=members, frozen=True
     )
 
 
-SETTINGS: dict[str, type[Any]] = {name: settings_of(kind) for name, kind in _BY_NAME.items()}
+SETTINGS: dict[str, type[Any]] = {
+    name: settings_of(kind) for name, kind in SAMPLERS.built_in.items()
+}
 """The type of the settings of each of the package's samplers, by name."""

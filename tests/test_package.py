@@ -38,8 +38,8 @@ PUBLIC = {
     "dpsgd": """
         Adam AdamW Auto AutomaticClipping Banded BandedToeplitz Diagnostics Independent Lazy
         LazyTables Mechanism MetricWriter MovingAverage Noise NoiseMultiplier NonPrivate
-        PerLayerClipping Placement Platt Refinement RowSource Run RunSpec SGD Segment Settings
-        TailAverage TargetEpsilon Task Trials averaged calibration_sums clipped_grad cost
+        Optimizer PerLayerClipping Placement Platt Refinement RowSource Run RunSpec SGD Segment
+        Settings TailAverage TargetEpsilon Task Trials averaged calibration_sums clipped_grad cost
         dpsgd explain load_exported module_with_rows public resume row_source run select
         split_module train train_blocks with_rows
     """,

@@ -40,6 +40,7 @@ from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks
 from dpsgd.engine.programs import digest
 from dpsgd.gradients.losses import LossFn
+from dpsgd.gradients.rules import ClippingRule
 from dpsgd.noise.keys import Keys
 from samplers import BatchSampler, Deterministic, Poisson, UnitData
 
@@ -47,6 +48,7 @@ PyTree = Any
 
 _DELTA = 1e-6
 _ROWS = 64  # synthetic rows
+_PARAMS = {"w": np.ones((4, 3), np.float32), "b": np.ones(3, np.float32)}
 _LOOP_ERROR = 1e-3
 """Largest difference of a loop's state, in units of the change of an array, due to rounding."""
 
@@ -138,6 +140,25 @@ def check_clipping(
     return _required([*audit_program(algorithm, mechanism, params, rows).checks])
 
 
+def check_rule(rule: ClippingRule) -> None:
+    """Checks a clipping rule on a small model, by `check_clipping`.
+
+    A rule that refuses a matrix `w` and a vector `b` is left to the audit of a run.
+
+    Args:
+      rule: Clipping rule, as in `dpsgd(loss_fn, optimizer, clipping=rule)`.
+
+    Raises:
+      AssertionError: If an example moves the sum by more than C, alone or among others.
+    """
+    try:
+        rule.groups(_PARAMS)
+    except ValueError:
+        return
+    rows = {"x": np.linspace(-1, 1, _ROWS, dtype=np.float32)}
+    check_clipping(dpsgd(_total, optax.sgd(0.1), clipping=rule), _PARAMS, rows)
+
+
 def check_optimizer(
     optimizer: optax.GradientTransformation, params: PyTree | None = None
 ) -> AuditReport:
@@ -155,8 +176,7 @@ def check_optimizer(
     >>> check_optimizer(optax.adam(1e-3)).passed
     True
     """
-    if params is None:
-        params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
+    params = _PARAMS if params is None else params
     leaves = jax.tree.leaves(params)
     algorithm, mechanism = dpsgd(_total, optimizer), Mechanism(Poisson(97, 8), 1.0, 1.0)
     state = algorithm.init(params, mechanism)

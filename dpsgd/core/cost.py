@@ -16,7 +16,7 @@ from dpsgd.core.guarantee import UNKNOWN, Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Initial, Part, Segment, Trials, check_together
 from samplers.base import BatchSampler, stated_law
-from samplers.settings import name_of
+from samplers.settings import SAMPLERS
 
 _T = TypeVar("_T")
 
@@ -242,8 +242,8 @@ def _caveats(parts: Sequence[Part], delta: float) -> list[str]:
             )
         if stated_law(sampler) is None:
             notes.append(
-                f"the sampler {name_of(type(sampler))} is not audited: it states no law of its "
-                "rows, so that its draws are not held against what is claimed"
+                f"the sampler {SAMPLERS.name_of(type(sampler))} is not audited: it states no law "
+                "of its rows, so that its draws are not held against what is claimed"
             )
         if sums is not None:
             notes.append(

@@ -52,8 +52,9 @@ class Noise(abc.ABC):
 
     @property
     def name(self) -> str:
-        """Name of the class in records, "module:qualified name" by default."""
-        return f"{type(self).__module__}:{type(self).__qualname__}"
+        """Name of the class in records: its own `NAME`, or "module:qualified name"."""
+        own_name = f"{type(self).__module__}:{type(self).__qualname__}"
+        return vars(type(self)).get("NAME", own_name)  # no subclass has its base's name
 
     @property
     def label(self) -> str:
@@ -199,7 +200,7 @@ class Independent(Noise):
     {}
     """
 
-    name = "independent"
+    NAME = "independent"
 
     def add(self, total, state, key, step, scales):
         """Returns the noised mean and the empty state, see `Noise.add`."""

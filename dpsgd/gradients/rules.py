@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 import numpy as np
 
 from accounting.records import Named
+from samplers.registry import Registry
 
 if TYPE_CHECKING:
     from jax import Array
@@ -197,3 +198,10 @@ def _below(x: float) -> float:
 
 
 FLAT = FlatClipping()
+
+RULES = Registry(
+    "clipping rule",
+    ClippingRule,
+    {"flat": FlatClipping, "per-layer": PerLayerClipping, "automatic": AutomaticClipping},
+)
+"""Clipping rules by name."""

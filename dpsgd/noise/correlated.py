@@ -47,7 +47,7 @@ class BandedToeplitz(Noise):
     Source: C. A. Choquette-Choo et al., (Amplified) Banded Matrix Factorization (NeurIPS 2023).
     """
 
-    name = "banded toeplitz"
+    NAME = "banded toeplitz"
 
     coefficients: Sequence[float]
 

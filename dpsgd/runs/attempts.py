@@ -31,7 +31,7 @@ from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Terms
 from samplers import BatchSampler, BatchSource
 from samplers.randomness import check_seed
-from samplers.settings import name_of
+from samplers.settings import SAMPLERS
 
 STOP = "secret.json"
 """File of a clean stop, with its sampling seed."""
@@ -205,7 +205,8 @@ def keys_of(decision: Decision, sampler: BatchSampler, insecure_seed: int | None
 
 
 def _by_epoch(sampler: BatchSampler) -> bool:
-    return ":" not in name_of(type(sampler))  # users' samplers may draw all epochs by one seed
+    # Users' samplers may draw all epochs by one seed.
+    return ":" not in SAMPLERS.name_of(type(sampler))
 
 
 def stop_at(step: int, attempt: str, sampler: BatchSampler, seeds: Seeds) -> Stop:

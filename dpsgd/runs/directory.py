@@ -29,8 +29,9 @@ from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.history import History, LedgerError
 from dpsgd.runs.ledger import read
 from dpsgd.runs.records import checked, fields_of
-from dpsgd.runs.spec import RunSpec, config_digest, sampler_name
+from dpsgd.runs.spec import REGISTRIES, RunSpec, config_digest
 from dpsgd.runs.task import TaskRecord
+from samplers.registry import import_named
 
 if TYPE_CHECKING:
     from dpsgd.core.state import Diagnostics
@@ -202,18 +203,18 @@ class RunDirectory:
         """Reads the configuration as settings and task.
 
         Args:
-          importing: Function of one line of text, called before the module of a sampler from
-            outside the package is imported, which executes its code: to resume your own run, not to
-            read somebody else's. None imports no module.
+          importing: Function of one line of text, called before the module of a part from outside
+            the package is imported, which executes its code: to resume your own run, not to read
+            somebody else's. None imports no module.
 
         Raises:
           ValueError: if the file is damaged, or leaves an option open.
         """
         where = f"{self.path / 'config.json'} is damaged, or of another version"
         record = self.read_json("config.json")
-        if importing is not None and ":" in (sampler := sampler_name(record, where)):
-            importing(f"importing the module of the run's own sampler, {sampler}")
-        spec = RunSpec.from_record(record, where, execute=importing is not None)
+        if importing is not None:
+            import_named(record, REGISTRIES, where, importing)
+        spec = RunSpec.from_record(record, where)
         task = checked(record.get("task"), dict[str, Any], f"{where}: task")
         fields_of(TaskRecord, task, where=f"{where}: task")
         return Configuration(record, spec, task, where)

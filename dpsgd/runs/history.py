@@ -19,7 +19,7 @@ from dpsgd.core.segments import Part, check_together
 from dpsgd.files import parse_json
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Selection, Terms
-from samplers.settings import UnknownSampler
+from samplers.registry import UnknownPart
 
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v2").hexdigest()
 """Head of a ledger without lines."""
@@ -120,7 +120,7 @@ class History:
                 self.extend(body, head)
             except LedgerError:
                 raise
-            except UnknownSampler as error:
+            except UnknownPart as error:
                 reason = f"cannot be accounted for: {error}"
                 raise LedgerError(f"{path}, line {number} {reason}") from None
             except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:

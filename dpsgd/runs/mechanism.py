@@ -21,7 +21,7 @@ from dpsgd.core.queries import FullSums
 from dpsgd.runs.spec import Banded, NoiseMultiplier, NonPrivate, RunSpec, TargetEpsilon
 from dpsgd.runs.support import conflict_of, with_separation
 from samplers import BatchSampler, Population
-from samplers.settings import SamplerSettings, name_of
+from samplers.settings import SAMPLERS, SamplerSettings
 
 Goal = NoiseMultiplier | TargetEpsilon
 """Privacy options of a run with noise."""
@@ -77,7 +77,7 @@ def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
     if bands is not None and bands > built.separation > 1:
         raise ValueError(
             f"bands={bands} exceeds {built.separation}, the minimum separation of "
-            f"{name_of(type(built))}; pass at most that"
+            f"{SAMPLERS.name_of(type(built))}; pass at most that"
         )
     # `full_sums` checks the calibration.
     if conflict := conflict_of(dataclasses.replace(spec, calibration=None), built):
@@ -86,9 +86,8 @@ def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
 
 
 def fixed_bands(spec: RunSpec) -> int | None:
-    """Returns the number of bands; None for independent noise, or if open."""
-    bands = spec.noise.bands if isinstance(spec.noise, Banded) else None
-    return None if bands == "auto" else bands
+    """Returns the number of bands; None if open."""
+    return None if spec.noise.bands == "auto" else spec.noise.bands
 
 
 def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | None:

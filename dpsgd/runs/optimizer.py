@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -17,9 +17,10 @@ from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.averages import averaged
 from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.gradients.frozen import RunLoss
-from dpsgd.runs.spec import Lazy, RunSpec
+from dpsgd.runs.spec import SGD, AdamW, Lazy, Optimizer, RunSpec
 
-Kind = Literal["adam", "adamw", "sgd"]
+_NUMBERS: dict[type[Optimizer], tuple[str, ...]] = {SGD: ("momentum",), AdamW: ("weight_decay",)}
+"""Settings of optimizers, beside the learning rate, that are hyperparameters in the state."""
 
 
 def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> Algorithm:
@@ -35,7 +36,7 @@ def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> 
     average = next(iter(vars(spec.average)), None)
     return dpsgd(
         RunLoss.restrict(loss_fn, spec.train, spec.compute),
-        optimizer(_kind(spec), spec.optimizer.step_sizes, average),
+        optimizer(_kind(spec.optimizer), average),
         clipping=spec.clipping,
         microbatch_size=spec.microbatch_size,
         tables=lazy_tables(spec, num_steps),
@@ -56,13 +57,15 @@ def step_sizes(spec: RunSpec, num_steps: int) -> dict[str, Any]:
       spec: Resolved settings.
       num_steps: Number of steps of the sampler.
     """
-    settings = {name: x for name, x in vars(spec.optimizer).items() if name != "schedule"}
+    names = "learning_rate", *_NUMBERS.get(type(spec.optimizer), ())
+    settings = {name: getattr(spec.optimizer, name) for name in names}
     return {**settings, "num_steps": num_steps, **vars(spec.average)}
 
 
-def _kind(spec: RunSpec) -> Kind:
-    kind: Any = spec.options()["optimizer"]
-    return kind
+def _kind(settings: Optimizer) -> Optimizer:
+    """Returns an optimizer without the numbers that are hyperparameters in its state."""
+    zeros: dict[str, Any] = dict.fromkeys(_NUMBERS.get(type(settings), ()), 0.0)
+    return replace(settings, learning_rate=None, schedule=settings.step_sizes, **zeros)
 
 
 def hyperparameters(
@@ -154,13 +157,12 @@ def _build_optimizer(
     weight_decay: Any,
     tail: Any,
     decay: Any,
-    constant: bool,
+    kind: Optimizer,
 ) -> optax.GradientTransformation:
+    constant = kind.step_sizes == "constant"
     sizes = learning_rate if constant else _cosine(learning_rate, num_steps)
-    if weight_decay is not None:
-        base = optax.adamw(sizes, weight_decay=weight_decay)
-    else:
-        base = optax.adam(sizes) if momentum is None else optax.sgd(sizes, momentum)
+    numbers = {"momentum": momentum, "weight_decay": weight_decay}
+    base = kind.transformation(sizes, **{k: x for k, x in numbers.items() if x is not None})
     if tail is None and decay is None:
         return base
     return averaged(base, num_steps, tail=tail, decay=decay)
@@ -168,22 +170,16 @@ def _build_optimizer(
 
 @functools.cache
 def optimizer(
-    kind: Kind = "adam",
-    schedule: Literal["cosine", "constant"] = "cosine",
-    average: Literal["tail", "decay"] | None = None,
+    kind: Optimizer, average: Literal["tail", "decay"] | None = None
 ) -> optax.GradientTransformation:
     """Returns the shared optimizer of a kind.
 
     Args:
-      kind: Adam; AdamW, whose weights w also change by -(step size) (decay) w; or SGD with momentum
-        mu: v = mu v + gradient; the update is -(step size) v.
-      schedule: Step size schedule: cosine to zero, or constant.
+      kind: Settings; the state holds the learning rate, momentum and weight decay in their place.
       average: Average of the parameters, see `dpsgd.averaged`; None for the last parameters.
     """
-    numbers = {"sgd": (0.0, None), "adamw": (None, 0.0), "adam": (None, None)}[kind]
+    held = _NUMBERS.get(type(kind), ())
+    numbers = {name: 0.0 if name in held else None for name in ("momentum", "weight_decay")}
     share = {name: 0.5 if name == average else None for name in ("tail", "decay")}
-    make_optimizer = optax.inject_hyperparams(_build_optimizer, static_args=("constant",))
-    return make_optimizer(0.0, 1.0, *numbers, **share, constant=schedule == "constant")
-
-
-ADAM = optimizer()
+    make_optimizer = optax.inject_hyperparams(_build_optimizer, static_args=("kind",))
+    return make_optimizer(0.0, 1.0, **numbers, **share, kind=kind)

@@ -18,6 +18,7 @@ from dpsgd.noise.keys import Keys
 from dpsgd.processor import processor_digest
 from dpsgd.runs import report
 from dpsgd.runs.attempts import NewAttempt, Refuse, decide, drawing_digest, keys_of
+from dpsgd.runs.audit import conformance
 from dpsgd.runs.directory import DATA, Configuration, RunDirectory
 from dpsgd.runs.history import History, LedgerError
 from dpsgd.runs.initial import EarlierModel
@@ -81,6 +82,19 @@ def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
         check(begun)
 
 
+def check_parts(spec: RunSpec, progress: Progress) -> None:
+    """Refuses own noises, optimizers and clipping rules that fail their conformance checks.
+
+    The audit of a run checks its sampler, once the number of rows is known.
+
+    Args:
+      spec: Settings of the run; runs without audit or noise are not checked.
+      progress: Function of one line of text.
+    """
+    if spec.audit and spec.private:
+        conformance((spec.noise, spec.optimizer, spec.clipping), progress).require_passed()
+
+
 def plan_run(
     spec: RunSpec, task: Task, name: str | None, execution: Execution, *, dry: bool = False
 ) -> Job:
@@ -97,6 +111,7 @@ def plan_run(
       ValueError: if the run is refused, or has no finite epsilon.
     """
     placement, stages, progress, _ = execution
+    check_parts(spec, progress)
     spec = spec.with_absolute_path()
     check(spec)
     check_task(task, name or "the task")
@@ -208,6 +223,7 @@ def recorded_job(
       ValueError: if configuration, task or data are not those with which the run began.
     """
     folder.config(history)
+    check_parts(config.spec, execution.progress)
     task = _recorded_task(config, given, execution.progress)
     execution.stages.begin("accounting")
     rows = rows_of(task)

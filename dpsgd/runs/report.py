@@ -144,6 +144,7 @@ def advantage(record: dict[str, Any]) -> str:
 
 
 _SHOWN = {
+    ("optimizer", "adam"): "optimizer",
     ("clipping", "flat"): "clipping rule",
     ("train", None): "pattern of trained parameters",
     ("compute", "float32"): "floating-point type of the loss",
@@ -151,6 +152,13 @@ _SHOWN = {
     ("average_decay", None): "decay of the moving average",
 }
 """Words for settings, by option and the usual value that reports leave out."""
+
+
+def _text(value: Any) -> str:
+    """Returns the text of a setting; a part from another package has a name and settings."""
+    if not isinstance(value, Mapping):
+        return f"{value}"
+    return ", ".join(f"{k}={x}" if k != "name" else x for k, x in value.items() if x is not None)
 
 
 def markdown(record: dict[str, Any], config: dict[str, Any], origin: str = "") -> str:
@@ -166,7 +174,7 @@ def markdown(record: dict[str, Any], config: dict[str, Any], origin: str = "") -
         "noise multiplier": _number(record["noise_multiplier"]),
         "clipping norm": _number(record["l2_clip_norm"]),
         **{
-            words: f"{value}"
+            words: _text(value)
             for (name, usual), words in _SHOWN.items()
             if (value := config.get(name, usual)) not in (usual, None)
         },

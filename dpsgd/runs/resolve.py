@@ -34,7 +34,10 @@ from dpsgd.runs.recommendation import (
 )
 from dpsgd.runs.records import to_json
 from dpsgd.runs.spec import (
+    OWN,
     SGD,
+    Adam,
+    AdamW,
     Auto,
     Banded,
     Dense,
@@ -48,7 +51,7 @@ from dpsgd.runs.spec import (
 from dpsgd.runs.support import check, conflict_of, with_separation
 from dpsgd.runs.task import calibration_of
 from samplers import BallsAndBins, Poisson, Population, UserPoisson
-from samplers.settings import DEFAULTS, SamplerSettings, name_of
+from samplers.settings import DEFAULTS, SAMPLERS, SamplerSettings
 
 PyTree = Any
 Rows = tuple[PyTree, Population]
@@ -188,7 +191,11 @@ def request_of(spec: RunSpec, population: Population) -> RecommendationRequest:
     """
     names = {option.name for option in dataclasses.fields(RecommendationRequest)}
     options = {name: value for name, value in spec.options().items() if name in names}
-    kind = "sgd" if isinstance(spec.optimizer, SGD) else "adam"
+    kind = "sgd" if isinstance(spec.optimizer, SGD) else "adam"  # the nearest that rules know
+    if spec.optimizer.learning_rate is None and ":" in (
+        name := OWN["optimizer"].name_of(type(spec.optimizer))
+    ):
+        raise ValueError(f"learning_rate has no default for your own optimizer {name}: give it")
     options |= {"optimizer": kind, "target_delta": spec.delta_of(population)}
     return RecommendationRequest(population.num_examples, **options)
 
@@ -302,11 +309,10 @@ def with_noise(
         noise, record = Banded(bands), {"bands": bands, "why": why}
         spec = dataclasses.replace(spec, noise=noise)
     build_sampler(spec, population)  # refuses a sampler that does not go with the bands
-    if not isinstance(noise, Banded):
-        return spec, record
     if noise.bands == 1:
-        return dataclasses.replace(spec, noise=Independent()), record
-    if getattr(spec.optimizer, "momentum", None) is None:
+        independent = Independent() if isinstance(noise, Banded) else noise
+        return dataclasses.replace(spec, noise=independent), record
+    if isinstance(spec.optimizer, Adam | AdamW):
         progress(f"note: {ADAM}")
     sampler = with_separation(spec.sampler, fixed_bands(spec))
     return dataclasses.replace(spec, sampler=sampler), record
@@ -320,8 +326,9 @@ def _best_bands(
     The error of summed gradients is sigma E(b, N) / (B N) with b bands, N steps, expected batch
     size B, E of `error_of_sums`, and the sigma of the wanted guarantee.
     """
-    if getattr(spec.optimizer, "momentum", None) is None:
-        return 1, ADAM
+    if not isinstance(spec.optimizer, SGD):
+        is_adam = isinstance(spec.optimizer, Adam | AdamW)
+        return 1, ADAM if is_adam else "the error is known for SGD alone"
     sampler: Any = build_sampler(dataclasses.replace(spec, noise=Independent()), population)
     cyclic = isinstance(sampler, BallsAndBins | Poisson) and not isinstance(sampler, UserPoisson)
     if cyclic and sampler.cycle_length > 1:
@@ -331,7 +338,7 @@ def _best_bands(
     # Each group needs a batch.
     most = sampler.num_examples // sampler.batch_size if cyclic else sampler.separation
     if most == 1:
-        return 1, f"{name_of(type(sampler))} has no minimum separation"
+        return 1, f"{SAMPLERS.name_of(type(sampler))} has no minimum separation"
     if cyclic and isinstance(spec.privacy, NoiseMultiplier):
         raise ValueError(
             "bands=auto needs target_epsilon under this sampler, where the cost of a "

@@ -27,7 +27,7 @@ from dpsgd.runs.records import checked, fields_of
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import TaskRecord
 from dpsgd.runs.terms import segments_from_records
-from samplers.settings import name_of
+from samplers.settings import SAMPLERS
 
 _Number = Annotated[float | None, Ge(-1e39), Le(1e39)]
 """Number in the range of float32; None if undefined or secret."""
@@ -145,7 +145,7 @@ def proved(history: History) -> dict[str, Any]:
     mechanism = history.attempts[-1].terms.mechanism
     sampler, signal = mechanism.sampler, mechanism.signal_to_noise
     return {
-        "sampler": name_of(type(sampler)),
+        "sampler": SAMPLERS.name_of(type(sampler)),
         **history.guarantee().record(),
         "num_examples": sampler.num_examples,
         "num_steps": sampler.num_steps,

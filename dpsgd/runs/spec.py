@@ -7,6 +7,7 @@ name in commands, sweep files and records. `RunSpec.of` converts options to the 
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import hashlib
@@ -14,8 +15,8 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from dataclasses import MISSING, dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from accounting import default_delta
 from accounting.checks import check_guarantee_delta
@@ -36,19 +37,20 @@ from accounting.records import (
 )
 from dpsgd.core.noise import Independent, Noise
 from dpsgd.engine.lazy.gaps import LARGEST
-from dpsgd.gradients.rules import (
-    FLAT,
-    AutomaticClipping,
-    FlatClipping,
-    PerLayerClipping,
-)
+from dpsgd.gradients.rules import FLAT, RULES, ClippingRule
 from dpsgd.noise.correlated import BandedToeplitz, banded_square_root
+from dpsgd.noise.registry import NOISES
 from dpsgd.removed import removal_notice
 from dpsgd.runs.records import build, checked, near, to_json
 from samplers import BatchSampler, Population
-from samplers.settings import SamplerSettings, kind_of, name_of, settings_of
+from samplers.registry import Registry
+from samplers.settings import SAMPLERS, SamplerSettings, settings_of
+
+if TYPE_CHECKING:
+    import optax
 
 _INDEPENDENT = Independent()
+_FIELDS = "__dataclass_fields__"
 _OPEN = "open"
 """Mark of a field whose None leaves a choice to `dpsgd.runs.resolve`."""
 
@@ -163,12 +165,14 @@ class Auto(_TableSettings):
 
 
 @dataclass(frozen=True)
-class _StepSizes(Record):
-    """Learning rate and its schedule.
+class Optimizer(Record, abc.ABC):
+    """Base of a run's optimizers, frozen dataclasses of their settings.
+
+    Runs whose optimizers differ in the learning rate alone share a compiled program.
 
     Attributes:
       learning_rate: Peak learning rate. Default: chosen by the task, else 3e-3 for Adam and 1 -
-        momentum for SGD.
+        momentum for SGD. Your own optimizer needs one.
       schedule: Learning rate schedule. Default: cosine (to zero at the last step); constant if
         the task averages parameters by default.
     """
@@ -181,14 +185,28 @@ class _StepSizes(Record):
         """The schedule; cosine by default."""
         return self.schedule or "cosine"
 
+    @abc.abstractmethod
+    def transformation(self, step_size: Any) -> optax.GradientTransformation:
+        """Returns the update rule, which reads the private mean gradient alone.
+
+        Args:
+          step_size: Learning rate, a traced number or a function of the step.
+        """
+
 
 @dataclass(frozen=True)
-class Adam(_StepSizes):
+class Adam(Optimizer):
     """Adam with the usual betas and epsilon."""
 
+    def transformation(self, step_size: Any) -> optax.GradientTransformation:
+        """Returns `optax.adam`."""
+        import optax
+
+        return optax.adam(step_size)
+
 
 @dataclass(frozen=True)
-class AdamW(_StepSizes):
+class AdamW(Optimizer):
     """Adam with decoupled weight decay, as `optax.adamw`.
 
     Each step also subtracts step size times decay times parameter, from every trained parameter but
@@ -202,9 +220,23 @@ class AdamW(_StepSizes):
 
     weight_decay: Annotated[float, Ge(0)] = 1e-4
 
+    def transformation(
+        self, step_size: Any, weight_decay: Any = None
+    ) -> optax.GradientTransformation:
+        """Returns `optax.adamw`.
+
+        Args:
+          step_size: Learning rate, a traced number or a function of the step.
+          weight_decay: Decay, a traced number; by default the setting.
+        """
+        import optax
+
+        decay = self.weight_decay if weight_decay is None else weight_decay
+        return optax.adamw(step_size, weight_decay=decay)
+
 
 @dataclass(frozen=True)
-class SGD(_StepSizes):
+class SGD(Optimizer):
     """Stochastic gradient descent with optional momentum.
 
     Attributes:
@@ -212,6 +244,17 @@ class SGD(_StepSizes):
     """
 
     momentum: Share = 0.0
+
+    def transformation(self, step_size: Any, momentum: Any = None) -> optax.GradientTransformation:
+        """Returns `optax.sgd`.
+
+        Args:
+          step_size: Learning rate, a traced number or a function of the step.
+          momentum: Momentum, a traced number; by default the setting.
+        """
+        import optax
+
+        return optax.sgd(step_size, self.momentum if momentum is None else momentum)
 
 
 @dataclass(frozen=True)
@@ -259,17 +302,17 @@ class RunSpec(Record):
     Attributes:
       sampler: Sampler that draws the batches and determines the privacy cost.
       privacy: Noise multiplier, given or calibrated to a target epsilon.
-      noise: Independent or correlated noise over the steps.
+      noise: Noise of the steps: independent, or your own as module:Class.
       tables: How embedding tables are trained. dense: by the optimizer, with noise in every row at
         every step. lazy: by SGD; the noise of a row is drawn when the row is next read. The
         guarantee is the same, and the time of a step does not depend on the size of the tables.
         auto: lazy if the tables are much larger than a batch.
-      optimizer: Optimizer that applies the private gradients.
+      optimizer: Optimizer of the private gradients: adam, sgd, or your own as module:Class.
       average: Released parameters: last step, tail average or moving average.
       clipping: How per-example gradients are clipped to l2_clip_norm. flat: the whole gradient.
         per-layer: each group of parameters to its own norm; their squares add up to l2_clip_norm
-        squared. automatic: every gradient is scaled to about l2_clip_norm. The privacy cost is the
-        same.
+        squared. automatic: every gradient is scaled to about l2_clip_norm. Your own rule is
+        module:Class. The privacy cost is the same.
       delta: Delta of the guarantee. Default: min(1e-5, n^-1.1) for n protected units, rounded down
         to one digit. 1/n is unsafe: publishing one random row satisfies it.
       l2_clip_norm: L2 norm to which each per-example gradient is clipped. Default: chosen by the
@@ -301,11 +344,11 @@ class RunSpec(Record):
 
     sampler: Any  # SamplerSettings, or a BatchSampler of the data's own size
     privacy: NoiseMultiplier | TargetEpsilon | NonPrivate
-    noise: Independent | Banded = _INDEPENDENT
+    noise: Noise | Banded = _INDEPENDENT
     tables: Dense | Lazy | Auto = Dense()
-    optimizer: Adam | AdamW | SGD = Adam()
+    optimizer: Optimizer = Adam()
     average: LastStep | TailAverage | MovingAverage = LastStep()
-    clipping: FlatClipping | PerLayerClipping | AutomaticClipping = FLAT
+    clipping: ClippingRule = FLAT
     delta: Annotated[float | Literal["1/n"] | None, Named("target_delta")] = None
     l2_clip_norm: Rate = None
     calibration: Annotated[Literal["none", "platt", "temperature", "affine"] | None, _OPEN] = None
@@ -321,7 +364,10 @@ class RunSpec(Record):
 
     def __post_init__(self) -> None:
         for name, kinds in PARTS.items():
-            if type(choice := getattr(self, name)) not in kinds.values():
+            choice = getattr(self, name)
+            if name in OWN and isinstance(choice, OWN[name].base):
+                OWN[name].check(type(choice))
+            elif type(choice) not in kinds.values():
                 named = ", ".join(kind.__name__ for kind in kinds.values())
                 raise ValueError(f"{name} must be one of {named}, got {choice!r}")
         super().__post_init__()
@@ -380,33 +426,29 @@ class RunSpec(Record):
             if name not in options_by_name:
                 raise ValueError(f"{name} is unknown{near(name, options_by_name)}")
             value = tuple(value) if isinstance(value, list) else value
-            if value is not None and value != options_by_name[name].default:
+            if value is None or value == options_by_name[name].default:
+                continue
+            if name in OWN:
+                values[name] = OWN[name].read(value, (name,))
+            else:
                 values[name] = read(options_by_name[name].type, value, (name,))
         sections = {}
         for section, kinds in PARTS.items():
-            choices = (
-                [values.pop(section)] if section in values else [c for c in kinds if c in values]
-            )
+            choices = [values.pop(section)] if section in values else []
+            choices += [choice for choice in kinds if choice in values]
             (choice, *surplus) = choices or [next(iter(kinds))]
-            if (
-                surplus
-                or choice not in kinds
-                or not (choices or "" in kinds or section in options_by_name)
-            ):
+            if surplus or not (choices or "" in kinds or section in options_by_name):
                 number = "at most" if "" in kinds else "exactly"
-                *names, last = filter(None, kinds)
+                names = [section] if section in options_by_name else []
+                *names, last = filter(None, [*names, *kinds])
                 raise ValueError(f"give {number} one of {', '.join(names)} and {last}")
-            kind = kinds[choice]
-            if not dataclasses.fields(kind):
+            kind: Any = kinds[choice] if isinstance(choice, str) else type(choice)
+            if isinstance(choice, str) and not dataclasses.fields(kind):
                 values.pop(choice, None)
-            attributes = named(kind)
-            sections[section] = kind(
-                **{
-                    attributes[name]: values.pop(name)
-                    for name in list(values)
-                    if name in attributes
-                }
-            )
+            attributes = part_options(kind)
+            fields = {attributes[name]: values.pop(name) for name in attributes.keys() & values}
+            make = kind if isinstance(choice, str) else functools.partial(replace, choice)
+            sections[section] = make(**fields)
         own_attributes = named(cls)
         for name in values:
             if name not in own_attributes:
@@ -426,18 +468,20 @@ class RunSpec(Record):
         """
         options: dict[str, Any] = {}
         for name, attribute in named(type(self)).items():
-            value = getattr(self, attribute)
+            value: Any = getattr(self, attribute)
             if name not in PARTS:
                 options[name] = value
                 continue
-            choice = next(c for c, kind in PARTS[name].items() if kind is type(value))
-            if name in known_options():
+            choice = next((c for c, kind in PARTS[name].items() if kind is type(value)), None)
+            attributes = part_options(type(value))
+            if choice is None:  # with options of all such parts at their defaults
+                defaults = {f.name: f.default for f in dataclasses.fields(value)}
+                options[name] = replace(value, **{x: defaults[x] for x in attributes.values()})
+            elif name in _NAMED:
                 options[name] = choice
             elif choice and not dataclasses.fields(value):
                 options[choice] = True
-            options |= {
-                key: getattr(value, field_name) for key, field_name in named(type(value)).items()
-            }
+            options |= {key: getattr(value, x) for key, x in attributes.items()}
         return options
 
     def but(self, **options: Any) -> RunSpec:
@@ -475,29 +519,33 @@ class RunSpec(Record):
         if isinstance(sampler, SamplerSettings):
             terms = sampler.record()
         else:
-            terms = {"of_these_data": True, "name": name_of(type(sampler)), **sampler.terms()}
-        return {**to_json({**self.options(), "sampler": None}), "sampler": to_json(terms)}
+            name = SAMPLERS.name_of(type(sampler))
+            terms = {"of_these_data": True, "name": name, **sampler.terms()}
+        options = {
+            name: OWN[name].record(value) if name in OWN and not isinstance(value, str) else value
+            for name, value in self.options().items()
+        }
+        return to_json({**options, "sampler": terms})
 
     @classmethod
-    def from_record(
-        cls, record: Mapping[str, Any], where: str, *, execute: bool = False
-    ) -> RunSpec:
+    def from_record(cls, record: Mapping[str, Any], where: str) -> RunSpec:
         """Returns the resolved spec in a record.
+
+        The modules of parts from other packages must be imported (`samplers.registry`): reading
+        somebody's record executes nothing.
 
         Args:
           record: Content of `config.json`.
           where: Prefix of error messages.
-          execute: Permission to import the module of a sampler from outside the package, which
-            executes its code: to resume your own run, not to read somebody else's.
 
         Raises:
           ValueError: if the record is damaged, or leaves an option open.
         """
-        name = sampler_name(record, where)
-        fields = {key: value for key, value in record["sampler"].items() if key != "name"}
+        fields = dict(checked(record.get("sampler"), Mapping[str, Any], f"{where}: sampler"))
+        name = checked(fields.pop("name", None), str, f"{where}: sampler, name")
         try:
             is_built = checked(fields.pop("of_these_data", False), bool, "sampler")
-            kind: Any = kind_of(name, execute=execute)
+            kind: Any = SAMPLERS.find(name)
             sampler = kind.from_terms(fields) if is_built else None
         except (TypeError, LookupError, ValueError) as error:
             raise ValueError(f"{where}: sampler: {error}") from None
@@ -516,7 +564,16 @@ class RunSpec(Record):
         return spec
 
 
-PARTS: dict[str, dict[str, type]] = {
+OPTIMIZERS = Registry("optimizer", Optimizer, {"adam": Adam, "adamw": AdamW, "sgd": SGD})
+"""Optimizers by name."""
+
+OWN: dict[str, Registry] = {"noise": NOISES, "optimizer": OPTIMIZERS, "clipping": RULES}
+"""Registries of the parts of a spec that users may write, by option."""
+
+REGISTRIES = {"sampler": SAMPLERS, **OWN}
+"""Registries of all parts of a run that users may write, by option."""
+
+PARTS: dict[str, Mapping[str, type]] = {
     "privacy": {
         "noise_multiplier": NoiseMultiplier,
         "target_epsilon": TargetEpsilon,
@@ -524,16 +581,14 @@ PARTS: dict[str, dict[str, type]] = {
     },
     "noise": {"": Independent, "bands": Banded},
     "tables": {"dense": Dense, "lazy": Lazy, "auto": Auto},
-    "optimizer": {"adam": Adam, "adamw": AdamW, "sgd": SGD},
+    "optimizer": OPTIMIZERS.built_in,
     "average": {"": LastStep, "average_tail": TailAverage, "average_decay": MovingAverage},
-    "clipping": {
-        "flat": FlatClipping,
-        "per-layer": PerLayerClipping,
-        "automatic": AutomaticClipping,
-    },
+    "clipping": RULES.built_in,
 }
-"""Classes of each part of a spec, by the option that chooses a class ("" needs none); for tables,
-optimizer and clipping, by the value of the option of that name."""
+"""Built-in classes of each part of a spec, by the option that chooses a class ("" needs none); for
+`_NAMED` parts, by the value of the option of that name."""
+
+_NAMED = ("tables", "optimizer", "clipping")
 
 
 class Option(NamedTuple):
@@ -557,7 +612,9 @@ def known_options() -> dict[str, Option]:
     """
     options: dict[str, Option] = {}
 
-    def add(owner: type, name: str, attribute: str) -> None:
+    def add(kind: type, name: str, attribute: str) -> None:
+        bases = [base for base in kind.__mro__ if attribute in vars(base).get(_FIELDS, ())]
+        owner = bases[-1]
         default = owner.__dataclass_fields__[attribute].default  # type: ignore[attr-defined]
         default = None if default is MISSING else default
         hint = field_types(owner)[attribute]
@@ -568,9 +625,10 @@ def known_options() -> dict[str, Option]:
         if (kinds := PARTS.get(name)) is None:
             add(RunSpec, name, attribute)
             continue
-        if name in ("tables", "optimizer", "clipping"):
-            names: Any = Literal[tuple(kinds)]
-            options[name] = Option(names, next(iter(kinds)), RunSpec, name)
+        if name in _NAMED or name in OWN:
+            choices = OWN[name].built_in if name in OWN else kinds
+            names: Any = str if name in OWN else Literal[tuple(kinds)]
+            options[name] = Option(names, next(iter(choices)), RunSpec, name)
         for choice, kind in kinds.items():
             if choice and not dataclasses.fields(kind) and name not in options:
                 options[choice] = Option(bool, False, kind, "")
@@ -579,30 +637,26 @@ def known_options() -> dict[str, Option]:
     return options
 
 
+def part_options(kind: type) -> dict[str, str]:
+    """Returns the attributes of a part that options of a run set, by option.
+
+    Other fields of a part from another package are its settings.
+    """
+    options, attributes = known_options(), named(kind) if dataclasses.is_dataclass(kind) else {}
+    return {
+        name: attribute
+        for name, attribute in attributes.items()
+        if name in options and issubclass(kind, options[name].owner)
+    }
+
+
 def _chooser(name: str) -> str:
     """Returns the choice, in words, that an option belongs to."""
     for section, kinds in PARTS.items():
         has = [choice for choice, kind in kinds.items() if name in named(kind)]
         if has:
-            return " ".join([*([section] if section in known_options() else []), " or ".join(has)])
+            return " ".join([*([section] if section in _NAMED else []), " or ".join(has)])
     return "nothing"
-
-
-def sampler_name(record: Mapping[str, Any], where: str) -> str:
-    """Returns the sampler's name in the record of a spec.
-
-    >>> sampler_name({"sampler": {"name": "poisson"}}, "config.json")
-    'poisson'
-
-    Args:
-      record: Content of `config.json`.
-      where: Prefix of error messages.
-
-    Raises:
-      ValueError: if there is no name.
-    """
-    fields = checked(record.get("sampler"), Mapping[str, Any], f"{where}: sampler")
-    return checked(fields.get("name"), str, f"{where}: sampler, name")
 
 
 def config_digest(record: Mapping[str, Any]) -> str:

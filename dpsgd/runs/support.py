@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from accounting import epsilon
+from dpsgd.core.noise import Independent
 from dpsgd.gradients.rules import FlatClipping
 from dpsgd.runs.spec import Banded, Lazy, MovingAverage, RunSpec, TailAverage
 from samplers import BatchSampler, Population, UnitTree
@@ -17,6 +18,7 @@ from samplers.settings import SETTINGS, SamplerSettings
 Trait = Literal[
     "non_private",
     "bands",
+    "noise",
     "tables lazy",
     "average_tail",
     "average_decay",
@@ -41,7 +43,7 @@ class Unsupported(NamedTuple):
 UNSUPPORTED = (
     Unsupported(
         ("tables lazy",),
-        ("bands",),
+        ("bands", "noise"),
         "deferred noise sums the independent noise of many steps, and correlated noise has another "
         "distribution",
     ),
@@ -59,8 +61,8 @@ UNSUPPORTED = (
     ),
     Unsupported(
         ("non_private",),
-        ("bands",),
-        "without privacy there is no noise to correlate",
+        ("bands", "noise"),
+        "without privacy there is no noise",
     ),
     Unsupported(
         ("non_private",),
@@ -109,11 +111,12 @@ def conflict_of(spec: RunSpec, sampler: BatchSampler | None = None) -> Conflict 
       spec: Settings of the run.
       sampler: Sampler of the run; without it, rules about samplers are not applied.
     """
-    bands = spec.noise.bands if isinstance(spec.noise, Banded) else 1
+    bands = spec.noise.bands
     several = getattr(spec.sampler, "overflow", None) == "accumulate"
     has: dict[Trait, bool] = {
         "non_private": not spec.private,
         "bands": bands != 1,
+        "noise": not isinstance(spec.noise, Independent | Banded),
         "tables lazy": isinstance(spec.tables, Lazy),
         "average_tail": isinstance(spec.average, TailAverage),
         "average_decay": isinstance(spec.average, MovingAverage),

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ import numpy as np
 
 from dpsgd.runs.records import build, checked, field_types, near, to_json
 from samplers import Population, UnitData
+from samplers.registry import import_module
 
 if TYPE_CHECKING:
     from dpsgd.core.mechanism import Mechanism
@@ -261,19 +261,7 @@ def find(name: str) -> Any:
     module, colon, qualified = name.partition(":")
     if not (module and colon and qualified):
         raise ValueError(f"{name!a} is not of the form module:object")
-    try:
-        imported = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise ValueError(f"{module} cannot be imported: {error}") from error
-        raise ValueError(
-            f"module {error.name} of {name} was not found in the current folder or on PYTHONPATH"
-        ) from None
-    except Exception as error:  # raised by the user's module
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"{module} cannot be imported: {type(error).__name__}: {reason}"
-        ) from error
+    imported = import_module(module)
     try:
         return functools.reduce(getattr, qualified.split("."), imported)
     except AttributeError:

@@ -13,10 +13,10 @@ from accounting.checks import check_guarantee_delta
 from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Initial, Part, Segment, Trials
-from dpsgd.noise.registry import noise_from_record
+from dpsgd.noise.registry import NOISES
 from dpsgd.removed import removal_notice
 from dpsgd.runs.records import checked, fields_of, stated, to_json
-from samplers.settings import kind_of, name_of
+from samplers.settings import SAMPLERS
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
     >>> mechanism_record(mechanism)["noise_multiplier"]
     1.0
     """
-    sampler, clip = mechanism.sampler, mechanism.l2_clip_norm
+    sampler, clip, noise = mechanism.sampler, mechanism.l2_clip_norm, mechanism.noise
     return to_json(
         {
-            "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
+            "sampler": {"name": SAMPLERS.name_of(type(sampler)), **sampler.terms()},
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": clip if math.isfinite(clip) else None,
-            "noise": mechanism.noise.record(),
+            "noise": {"name": NOISES.name_of(type(noise)), **noise.describe()},
             "full_sums": mechanism.full_sums,
             "adjacency": ADJACENCY,
         }
@@ -111,16 +111,19 @@ def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
     """
     fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
     # Reading a ledger executes no code that the ledger names.
-    sampler = kind_of(checked(fields.pop("name"), str, "name")).from_terms(fields)
+    sampler = SAMPLERS.find(checked(fields.pop("name"), str, "name")).from_terms(fields)
     if "noise" not in body:
         raise ValueError("it is of an earlier version, which described noise otherwise")
     if body["adjacency"] != ADJACENCY:
         raise ValueError("this version would account for it with another adjacency")
+    noise = checked(body["noise"], dict[str, Any], "noise")
+    if notice := removal_notice("noise", noise.get("name")):
+        raise ValueError(f"{noise['name']} noise: {notice}")
     clip = checked(body["l2_clip_norm"], float | None, "l2_clip_norm")
     return Mechanism(
         sampler,
         l2_clip_norm=math.inf if clip is None else clip,
-        noise=noise_from_record(checked(body["noise"], dict[str, Any], "noise")),
+        noise=NOISES.read(noise, ("noise",)),
         **fields_of(Mechanism, body, ("noise_multiplier", "full_sums")),
     )
 

@@ -15,11 +15,14 @@ from accounting import PrivacyProfile, TrialCount
 from dpsgd.core.cost import cost
 from dpsgd.core.noise import Noise
 from dpsgd.core.segments import Segment
+from dpsgd.noise.registry import NOISES
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.mechanism import Unscaled, resolved
+from dpsgd.runs.plan import check_parts
 from dpsgd.runs.records import to_json
 from dpsgd.runs.resolve import choose, request_of
 from dpsgd.runs.spec import (
+    REGISTRIES,
     Lazy,
     NoiseMultiplier,
     NonPrivate,
@@ -33,6 +36,7 @@ from dpsgd.runs.terms import Selection, Terms
 from dpsgd.selection import noise
 from dpsgd.selection.vault import VaultSecret
 from samplers import BatchSampler
+from samplers.registry import import_named
 
 _SHARE = 0.7
 """Approximate share of the selection's epsilon in one trial, at ten trials on average."""
@@ -180,7 +184,9 @@ class Candidates:
         """
         for number, terms in enumerate(selection.candidates, 1):
             progress(f"auditing candidate {number} of {len(selection.candidates)}")
-            run = resolved(spec_of_trial(selection, number - 1), self.rows[1])
+            spec = spec_of_trial(selection, number - 1)
+            check_parts(spec, progress)
+            run = resolved(spec, self.rows[1])
             job = Job.of_task(self.task, run, rows=self.rows)
             if (job.plan, job.delta) != (terms.plan, terms.delta):
                 raise ValueError(f"candidate {number} would train differently than declared")
@@ -245,9 +251,12 @@ def spec_of_trial(selection: Selection, number: int) -> RunSpec:
       selection: Declared selection.
       number: Index of the candidate, from 0.
     """
-    return RunSpec.from_record(dict(selection.settings[number]), "the ledger", execute=True)
+    record = dict(selection.settings[number])
+    import_named(record, REGISTRIES, "the ledger")
+    return RunSpec.from_record(record, "the ledger")
 
 
 def _cost_class(law: Noise, sampler: BatchSampler) -> bool | Noise:
-    """Returns the part of a noise law that its cost depends on."""
-    return law if law.bands > sampler.separation else law.bands > 1
+    """Returns the part of a noise law that its cost depends on; an own noise may price itself."""
+    is_own = type(law) not in NOISES.built_in.values()
+    return law if is_own or law.bands > sampler.separation else law.bands > 1

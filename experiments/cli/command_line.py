@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.runs.records import to_json
-from dpsgd.runs.spec import RunSpec, known_options
+from dpsgd.runs.spec import OWN, RunSpec, known_options
 from dpsgd.runs.task import find
 from experiments.cli.questions.about_runs import FOR_PROGRAMS
 from experiments.cli.tasks import DEFAULT
@@ -42,6 +42,10 @@ def train_command(task: Mapping[str, Any], spec: RunSpec, out: Path) -> str:
     if program_settings := sorted(FOR_PROGRAMS.keys() & options.keys()):
         names = ", ".join(program_settings)
         return f"# {out}: no command repeats this run; only Python and sweep files set {names}"
+    for option, registry in OWN.items():
+        if not isinstance(value := options.get(option, ""), str):  # with settings of its own
+            record = _changed(registry.record(value), _defaults(value))
+            options |= {option: record.pop("name"), **record}
     if name in TASKS:
         settings = _changed(settings, _defaults(find(TASKS[name])))
     elif not name.rpartition(":")[2][:1].isupper():

@@ -8,10 +8,10 @@ from typing import Any
 
 from accounting.records import near
 from dpsgd.removed import removal_notice
+from dpsgd.runs.spec import REGISTRIES
 from dpsgd.runs.task import METHODS, check_task, find
 from experiments.cli.options import look_in_the_current_folder
 from experiments.tasks import TASKS
-from samplers.settings import SETTINGS, SamplerSettings, kind_of, settings_of
 
 DEFAULT = "clicks"
 
@@ -40,33 +40,25 @@ def find_task(name: str) -> Any:
     return task
 
 
-def sampler_kind(
-    name: str, where: str = "--sampler", *, execute: bool = False
-) -> type[SamplerSettings]:
-    """Returns the settings class of a sampler.
+def load_kind(option: str, name: str, flag: str | None = None) -> Any:
+    """Returns the class that an option names, imported if it is your own.
 
     Args:
-      name: Name of a sampler, or module:Class for a sampler outside the package.
-      where: Option, or place in a file, that names the sampler.
-      execute: Permission to import the module, which executes its code: for names of the command
-        line and of a file to run, not of somebody's results.
+      option: Option: sampler, noise, optimizer or clipping.
+      name: Name of a part, or module:Class.
+      flag: Option on the command line, if it has another name.
 
     Raises:
-      ValueError: If the sampler is unknown, or not a frozen dataclass.
+      ValueError: If the part is unknown, or no frozen dataclass.
 
-    >>> sampler_kind("poisson").name
-    'poisson'
+    >>> load_kind("optimizer", "sgd")
+    <class 'dpsgd.runs.spec.SGD'>
     """
-    if name in SETTINGS:
-        return SETTINGS[name]
-    if ":" not in name:
-        raise ValueError(f"{where} {name}{near(name, SETTINGS)} (your own: module:Class)")
-    if execute:
-        look_in_the_current_folder()
+    look_in_the_current_folder()
     try:
-        return settings_of(kind_of(name, execute=execute))
+        return REGISTRIES[option].load(name)
     except ValueError as error:
-        raise ValueError(f"{where} {name}: {error}") from None
+        raise ValueError(f"--{flag or option}: {error}") from None
 
 
 def needs_data(kind: type) -> bool:

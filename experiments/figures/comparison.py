@@ -14,12 +14,13 @@ from accounting import Bound, PrivacyProfile, calibrate, epsilon
 from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.runs.mechanism import LowerEnd
 from dpsgd.runs.records import build
-from experiments.cli.tasks import sampler_kind
+from experiments.cli.tasks import load_kind
 from experiments.figures.drawing import Layout, draw_layout
 from experiments.papers.monte_carlo import MonteCarloProfile
 from experiments.processes import each
 from experiments.results.points import collect, ends
 from samplers import BatchSampler, Population
+from samplers.settings import settings_of
 
 MONTE_CARLO = "balls-and-bins, Monte Carlo"
 
@@ -62,7 +63,7 @@ def all_samplers(
     """
     samplers = {}
     for name in names:
-        kind = sampler_kind(name, execute=True)
+        kind = settings_of(load_kind("sampler", name))
         settings: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs}
         if "overflow" in kind.__dataclass_fields__:
             settings["overflow"] = "accumulate"

@@ -53,7 +53,7 @@ PRIVACY = ("noise_multiplier", "target_epsilon")
 IN_SAMPLER = ("batch_size", "epochs")
 """Settings that belong to samplers."""
 _OF_NOISE = {*PARTS["noise"].values(), *PARTS["clipping"].values()}
-WITH_NOISE = {"clipping", "calibration"} | {
+WITH_NOISE = {"noise", "clipping", "calibration"} | {
     name for name, option in known_options().items() if option.owner in _OF_NOISE
 }
 """Options of clipping and noise, which a run without privacy does not have."""
@@ -246,7 +246,7 @@ def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
       run: Finished run.
     """
     record, sampler, description = run.record, run.spec.sampler, run.task["description"]
-    options = {k: v for k, v in run.spec.options().items() if k != "sampler"}
+    options = {k: v for k, v in run.spec.record().items() if k != "sampler"}
     task_settings = {k: v for k, v in dict(run.task["settings"]).items() if k not in COLUMNS}
     if not (private := record["noise_multiplier"] > 0):
         options |= dict.fromkeys(WITH_NOISE & options.keys())
@@ -265,7 +265,7 @@ def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
         **{name: _cell(value) for name, value in {**task_settings, **options}.items()},
         "noise_multiplier": record["noise_multiplier"],
         "l2_clip_norm": record["l2_clip_norm"] if private else None,
-        "bands": options.get("bands") or 1 if private else None,
+        "bands": run.spec.noise.bands if private else None,
         **{name: record[name] for name in GUARANTEE},
         "noise": noise_label(record["noise"]),
         "seconds": None if stages is None else sum(stages.values()),
@@ -301,6 +301,9 @@ def digits(value: Any) -> str:
     """
     if isinstance(value, tuple | list):
         return "+".join(map(digits, value))
+    if isinstance(value, Mapping):  # name and settings of an own part
+        settings = [f"{k}-{digits(x)}" for k, x in value.items() if k != "name" and x is not None]
+        return " ".join([str(value.get("name")), *settings])
     return str(value).removesuffix(".0")
 
 

@@ -18,9 +18,9 @@ from urllib.parse import quote
 from accounting.records import Ge, Le, Lt
 from dpsgd.runs.recommendation import Settings
 from dpsgd.runs.records import build, near
-from dpsgd.runs.spec import RunSpec, known_options
+from dpsgd.runs.spec import REGISTRIES, RunSpec, known_options
 from dpsgd.runs.support import checked_spec
-from experiments.cli.tasks import sampler_kind
+from experiments.cli.options import look_in_the_current_folder
 from experiments.results.metrics import Better
 from experiments.results.points import ErrorBar
 from experiments.results.table import (
@@ -31,7 +31,8 @@ from experiments.results.table import (
     digits,
     sampler_settings,
 )
-from samplers.settings import SETTINGS, SamplerSettings
+from samplers.registry import import_named
+from samplers.settings import SAMPLERS, SamplerSettings, settings_of
 
 SHIPPED = Path(__file__).parent
 """Folder of the papers' experiments; a file can be named without path and suffix."""
@@ -50,13 +51,12 @@ Cells = dict[str, dict[str, Any]]
 """Options of runs that differ only in their randomness, by folder name."""
 
 
-def product(axes: Mapping[str, Any], where: str, *, execute: bool = False) -> list[dict[str, Any]]:
+def product(axes: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Returns every combination of the values of axes, as options.
 
     Args:
       axes: One value or a list for each axis.
       where: Place in the file, for error messages.
-      execute: Permission to import a sampler's module, see `sampler_kind`.
 
     Raises:
       ValueError: If an axis has no value or a repeated one, or a sampler is unknown, names a size
@@ -79,18 +79,17 @@ def product(axes: Mapping[str, Any], where: str, *, execute: bool = False) -> li
         options = dict(zip(lists, combination, strict=True))
         sizes = {name: options.pop(name) for name in IN_SAMPLER if name in options}
         place = f"{where}, sampler[{lists['sampler'].index(options['sampler'])}]"
-        sampler = _sampler(options["sampler"], sizes, place, execute)
-        combos.append({**options, "sampler": sampler})
+        combos.append({**options, "sampler": _sampler(options["sampler"], sizes, place)})
     return combos
 
 
-def _sampler(given: Any, sizes: Mapping[str, Any], where: str, execute: bool) -> SamplerSettings:
+def _sampler(value: Any, sizes: Mapping[str, Any], where: str) -> SamplerSettings:
     """Returns a sampler from its name, or a table of name and settings, with the sizes it knows."""
-    fields = dict(given) if isinstance(given, dict) else {"name": given}
-    name = fields.pop("name", None)
-    if not isinstance(name, str):
-        raise ValueError(f"{where}: unknown sampler {name!r}; choose of {', '.join(SETTINGS)}")
-    kind = sampler_kind(name, f"{where}: unknown sampler", execute=execute)
+    fields = dict(value) if isinstance(value, dict) else {"name": value}
+    try:
+        kind = settings_of(SAMPLERS.find(str(fields.pop("name", None))))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     for axis in IN_SAMPLER:
         if axis in fields:
             raise ValueError(f"{where}: {axis} is an axis of the grid; set it there")
@@ -126,7 +125,9 @@ def name_of(options: Mapping[str, Any]) -> str:
 
 def _quoted(value: Any) -> str:
     values = value if isinstance(value, tuple | list) else [value]
-    return "+".join(quote(x, safe="") if isinstance(x, str) else digits(x) for x in values)
+    return "+".join(
+        quote(x, safe="") if isinstance(x, str) else quote(digits(x), safe="+") for x in values
+    )
 
 
 @dataclass(frozen=True)
@@ -149,13 +150,12 @@ class Grid:
     """Title of the panel."""
 
     @classmethod
-    def parse(cls, table: Mapping[str, Any], where: str, *, execute: bool = False) -> Grid:
+    def parse(cls, table: Mapping[str, Any], where: str) -> Grid:
         """Returns the grid that a table of a file describes.
 
         Args:
           table: Table of the file.
           where: Place in the file, for error messages.
-          execute: Permission to import a sampler's module, see `sampler_kind`.
 
         Raises:
           ValueError: If the table is invalid.
@@ -183,15 +183,14 @@ class Grid:
                 raise ValueError(f"{where}, {role}: {axis!a} {problem}")
         if grid.x in grid.tune:
             raise ValueError(f"{where}: x and tune are both {grid.x}; tune another axis")
-        grid.cells(where, execute=execute)
+        grid.cells(where)
         return grid
 
-    def cells(self, where: str = "grid", *, execute: bool = False) -> Cells:
+    def cells(self, where: str = "grid") -> Cells:
         """Returns every combination of the values of its axes.
 
         Args:
           where: Place in the file, for error messages.
-          execute: Permission to import a sampler's module, see `sampler_kind`.
 
         Raises:
           ValueError: For an invalid value; the message begins with `where`.
@@ -200,13 +199,13 @@ class Grid:
             raise ValueError(f"{where}: sampler is missing")
         private = any(name in self.axes for name in PRIVACY)
         axes = {**DEFAULTS, **self.axes}
-        cells = product(axes, where, execute=execute) if private else []
+        cells = product(axes, where) if private else []
         if self.non_private:
             # Without privacy nothing is clipped: one cell, whatever norms the grid has.
             of_privacy = {*PRIVACY, *WITH_NOISE}
             plain = {name: values for name, values in axes.items() if name not in of_privacy}
             plain |= {name: DEFAULTS[name] for name in OUTSIDE_PRIVACY}
-            combos = product(plain, where, execute=execute)
+            combos = product(plain, where)
             cells += [{**options, "non_private": True} for options in combos]
         return {name_of(options): options for options in cells}
 
@@ -308,14 +307,12 @@ class Sweep(OfTask):
         return cls.parse(file.read_bytes(), str(file))
 
     @classmethod
-    def parse(cls, content: bytes, where: str, *, execute: bool = False) -> Sweep:
+    def parse(cls, content: bytes, where: str) -> Sweep:
         """Returns the sweep that a TOML file describes.
 
         Args:
           content: Content of the file.
           where: Path of the file, for error messages.
-          execute: Permission to import the modules of samplers, which executes their code: to run
-            the file, not to read somebody's results.
 
         Raises:
           ValueError: If it is invalid; the message names the key.
@@ -326,9 +323,9 @@ class Sweep(OfTask):
         shared = fields.get("run")
         grids = []
         for i, table in enumerate(fields["grid"], 1):
-            grids.append(Grid.parse(table, f"{where}, grid {i}", execute=execute))
-            sgd = isinstance(shared, dict) and shared.get("optimizer") == "sgd"
-            if sgd and "learning_rate" not in table:
+            grids.append(Grid.parse(table, f"{where}, grid {i}"))
+            optimizer = shared.get("optimizer") if isinstance(shared, dict) else None
+            if optimizer not in (None, "adam", "adamw") and "learning_rate" not in table:
                 raise ValueError(
                     f"{where}, grid {i}: learning_rate is missing, and its default is Adam's"
                 )
@@ -378,19 +375,18 @@ def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
     return runs
 
 
-def with_insecure_seed(content: bytes, seed: int, where: str, *, execute: bool = False) -> bytes:
+def with_insecure_seed(content: bytes, seed: int, where: str) -> bytes:
     """Returns a sweep's file with seeds in place of repetitions, as many and from `seed` on.
 
     Args:
       content: Content of the file.
       seed: First seed; every run becomes reproducible, and no run has a guarantee.
       where: Path of the file, for error messages.
-      execute: As for `Sweep.parse`.
 
     Raises:
       ValueError: If the file is invalid, or a seed is above 2**32 - 1.
     """
-    sweep = Sweep.parse(content, where, execute=execute)
+    sweep = Sweep.parse(content, where)
     count = sweep.repetitions or len(sweep.insecure_seeds)
     seeds = list(range(seed, seed + count))
     key = re.compile(
@@ -424,6 +420,24 @@ def tables(content: bytes, where: str) -> dict[str, Any]:
     if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
         raise ValueError(f"{where}, grid: begin each grid with [[grid]], in double brackets")
     return fields
+
+
+def import_parts(content: bytes, where: str) -> None:
+    """Imports the modules of own parts that a file to run names.
+
+    Args:
+      content: Content of the file.
+      where: Path of the file, for error messages.
+
+    Raises:
+      ValueError: If the file is not TOML, or a part cannot be used.
+    """
+    look_in_the_current_folder()
+    fields = tables(content, where)
+    grids = {f"grid {i}": grid for i, grid in enumerate(fields["grid"], 1)}
+    for place, options in {**grids, "run": fields.get("run")}.items():
+        if isinstance(options, dict):
+            import_named(options, REGISTRIES, f"{where}, {place}")
 
 
 def file_of(path: Path) -> Path:

@@ -355,8 +355,8 @@ def _program(spec: RunSpec, population: Population, where: str) -> Hashable:
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     size, several = sampler.padded_batch_size, sampler.accumulates
-    kinds = type(spec.tables), type(spec.optimizer), type(spec.average)
-    options = spec.options().get("bands"), spec.clipping, spec.train, spec.compute
+    kinds = type(spec.tables), spec.options()["optimizer"], type(spec.average)
+    options = spec.noise, spec.clipping, spec.train, spec.compute
     return size, several, spec.private, kinds, options
 
 

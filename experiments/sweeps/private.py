@@ -83,12 +83,11 @@ class PrivateSweep(OfTask):
             )
         return build(cls, fields, where)
 
-    def candidates(self, where: str, *, execute: bool = False) -> list[RunSpec]:
+    def candidates(self, where: str) -> list[RunSpec]:
         """Returns the distinct candidates in the file's order.
 
         Args:
           where: Path of the file, for error messages.
-          execute: Permission to import the modules of samplers, which executes their code.
 
         Raises:
           ValueError: For an invalid setting; the message begins with `where`.
@@ -97,7 +96,7 @@ class PrivateSweep(OfTask):
         for number, grid in enumerate(self.grid, 1):
             place = f"{where}, grid {number}"
             axes = {"sampler": "balls-and-bins", **grid}
-            for options in product(axes, place, execute=execute):
+            for options in product(axes, place):
                 spec = checked_spec(
                     {**self.run, **options, "target_epsilon": self.target_epsilon}, place
                 )

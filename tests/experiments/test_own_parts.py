@@ -1,42 +1,155 @@
-"""A sampler of another module is asked for as the built-in ones are, in commands and files."""
+"""Parts of another module are asked for as the built-in ones are, in commands, specs and files."""
 
+import dataclasses
+import importlib
+import json
 import sys
 
 import pytest
 
+from dpsgd.runs.spec import OWN, RunSpec
 from experiments.sweeps import engine
-from experiments.sweeps.config import Sweep, plan
+from experiments.sweeps.config import Sweep, import_parts, plan
+from samplers.settings import SETTINGS
 
 PROGRAM = """
 from dataclasses import dataclass
 
+import optax
+
+from dpsgd import BandedToeplitz, Independent, Noise, Optimizer
+from dpsgd.gradients.rules import FlatClipping
 from samplers import Poisson
 
 
 @dataclass(frozen=True)
-class Renamed(Poisson):
+class Batches(Poisson):
     '''Poisson batches by another name.'''
 
 
+@dataclass(frozen=True)
+class Fresh(Independent):
+    '''Independent noise by another name.
+
+    Attributes:
+      label_of_run: Unused.
+    '''
+
+    label_of_run: str = ""
+
+
+@dataclass(frozen=True)
+class Whole(FlatClipping):
+    '''Flat clipping by another name.
+
+    Attributes:
+      share: Share of the clipping norm.
+    '''
+
+    share: float = 1.0
+
+    def factors(self, group_norms, l2_clip_norm, counts):
+        from dpsgd.gradients import norms
+
+        return [norms.clip_factor(group_norms[0], l2_clip_norm, counts, share=self.share)]
+
+
+@dataclass(frozen=True)
+class Steps(Optimizer):
+    '''Adam by another name.
+
+    Attributes:
+      b1: Decay of the first moment.
+    '''
+
+    b1: float = 0.9
+
+    def transformation(self, step_size):
+        return optax.adam(step_size, b1=self.b1)
+
+
+@dataclass(frozen=True)
+class Free(Independent):
+    def privacy(self, sampler, noise_multiplier):
+        return super().privacy(sampler, 9 * noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Loud(FlatClipping):
+    def factors(self, group_norms, l2_clip_norm, counts):
+        return super().factors(group_norms, 2 * l2_clip_norm, counts)
+
+
+@dataclass(frozen=True)
+class Growing(Optimizer):
+    def transformation(self, step_size):
+        STARTS.append(0)
+        return optax.trace(0.9, accumulator_dtype=None if len(STARTS) % 2 else "bfloat16")
+
+
+@dataclass(frozen=True)
+class Unpriced(Noise):
+    pass
+
+
+class Bare:
+    def groups(self, params): ...
+    def factors(self, group_norms, l2_clip_norm, counts): ...
+
+
+STARTS = []
 NOTHING = 0
 """
+KINDS = {
+    "sampler": ("Batches", "poisson", {"overflow": "accumulate"}),
+    "noise": ("Fresh", "independent", {"label_of_run": "a"}),
+    "clipping": ("Whole", "flat", {"share": 0.5}),
+    "optimizer": ("Steps", "adam", {"b1": 0.5}),
+}
+"""Options -> own part, the built-in part that does the same, and settings of the own part."""
 SIZES = "--num-examples 400 --batch-size 40"
 COMMANDS = {
-    "epsilon": f"epsilon sampler:NAME {SIZES} --noise-multiplier 2",
-    "calibrate": f"calibrate sampler:NAME {SIZES} --target-epsilon 2",
-    "compare": f"compare {SIZES} --noise-multiplier 2 --sampler NAME",
-    "compare at equal privacy": f"compare {SIZES} --target-epsilon 2 --sampler NAME",
-    "audit": f"audit sampler:poisson {SIZES} --noise-multiplier 2 --claim NAME",
+    "epsilon": f"epsilon sampler:poisson {SIZES} --noise-multiplier 2",
+    "calibrate": f"calibrate sampler:poisson {SIZES} --target-epsilon 2",
+    "compare": f"compare {SIZES} --noise-multiplier 2 --sampler poisson",
+    "compare at equal privacy": f"compare {SIZES} --target-epsilon 2 --sampler poisson",
+    "audit": f"audit sampler:poisson {SIZES} --noise-multiplier 2",
+    "train": f"train store sampler:poisson {SIZES[19:]} --noise-multiplier 2 --learning-rate 0.01 "
+    "--epochs 1 --out run",
 }
-SWEEPS = ['"NAME"', '{ name = "NAME", overflow = "accumulate" }']
+OF_COSTS = [(name, kind) for name in COMMANDS if name != "train" for kind in ("sampler", "noise")]
+PAIRS = [pair for pair in OF_COSTS if pair[1] == "sampler" or "compare" not in pair[0]]
 FILE = """
 title = "own"
 repetitions = 1
 [[grid]]
 x = "noise_multiplier"
-sampler = [SAMPLER, "shuffle"]
+sampler = ["poisson"]
 noise_multiplier = [1.0]
 """
+SWEEPS = ['"{}"', '{{ name = "{}", {} }}']
+
+
+def words_of(command, kind, name):
+    """The words of a command that asks for a part by name."""
+    words = COMMANDS[command]
+    if kind == "sampler":
+        return words.replace("poisson", name)
+    return f"{words} --{kind} {name}"
+
+
+def sweep_of(kind, form, name=None):
+    """A sweep file whose grid names a part, as a string or as a table with settings."""
+    own, _, settings = KINDS[kind]
+    table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in settings.items())
+    line = f"{kind} = [{form.format(name or f'own_parts:{own}', table)}]\n"
+    return FILE.replace('sampler = ["poisson"]\n', line) if kind == "sampler" else FILE + line
+
+
+def parsed(text):
+    """A sweep whose file is to be run."""
+    import_parts(text.encode(), "own.toml")
+    return Sweep.parse(text.encode(), "own.toml")
 
 
 @pytest.fixture(autouse=True)
@@ -48,63 +161,115 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("own_parts", None)
 
 
+@pytest.fixture
+def module(monkeypatch, folder, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    return importlib.import_module("own_parts")
+
+
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.long if "audit" in name else ()) for name in COMMANDS],
+    ("name", "kind"),
+    [pytest.param(*pair, marks=pytest.mark.long if "audit" in pair else ()) for pair in PAIRS],
 )
-def test_a_command_answers_alike_for_an_own_sampler(name, command, monkeypatch):
+def test_a_command_answers_alike_for_an_own_part(name, kind, command, monkeypatch):
     monkeypatch.setattr("experiments.figures.comparison.each", map)
-    asked, own = COMMANDS[name].replace("NAME", "poisson"), "own_parts:Renamed"
+    part, twin, _ = KINDS[kind]
+    own = f"own_parts:{part}"
     answers = [
-        command(*words.split()).replace(own, "poisson").split()
-        for words in (asked, COMMANDS[name].replace("NAME", own))
+        command(*words_of(name, kind, asked).split()).replace(own, twin).split()
+        for asked in (twin, own)
     ]
-    assert answers[0] == answers[1]
+    common = [[word for word in answer if word not in answers[0]] for answer in answers]
+    assert answers[0] == answers[1] or (name == "audit" and "FAIL" not in common[1])
 
 
-@pytest.mark.parametrize("sampler", SWEEPS)
-def test_a_sweep_runs_an_own_sampler(sampler, tmp_path):
-    text = FILE.replace("SAMPLER", sampler.replace("NAME", "own_parts:Renamed"))
-    runs = plan(Sweep.parse(text.encode(), "own.toml", execute=True), tmp_path, "own.toml")
-    assert [run.spec.sampler.name for run in runs] == ["own_parts:Renamed", "shuffle"]
+@pytest.mark.parametrize("kind", OWN)
+def test_help_shows_the_settings_of_an_own_part(kind, command):
+    own, _, settings = KINDS[kind]
+    shown = command.help("train", f"--{kind}", f"own_parts:{own}")
+    for name in settings:
+        assert f"--{name.replace('_', '-')} " in shown
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_spec_keeps_an_own_part_on_disk_as_in_code(kind, module):
+    own, _, settings = KINDS[kind]
+    part = getattr(module, own)(**settings)
+    asked = {kind: part, "learning_rate": 0.5, "schedule": "constant", "noise_multiplier": 1.0}
+    asked |= {"l2_clip_norm": 1.0, "calibration": "none"}
+    spec = RunSpec.of(SETTINGS["poisson"](batch_size=4, epochs=1), **asked)
+    by_name = {**asked, kind: {"name": f"own_parts:{own}", **settings}}
+    assert RunSpec.of(spec.sampler, **by_name) == spec == spec.but(compute=None)
+    record = json.loads(json.dumps(spec.record()))
+    assert RunSpec.from_record(record, "config.json").record() == record
+    assert type(getattr(spec, kind)) is type(part)
+    changed = spec.but(learning_rate=0.25)
+    assert changed.optimizer.learning_rate == 0.25
+    assert dataclasses.replace(changed, optimizer=spec.optimizer) == spec
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", SWEEPS)
+def test_a_sweep_runs_an_own_part(kind, form, tmp_path):
+    text = sweep_of(kind, form)
+    (run,) = plan(parsed(text), tmp_path, "own.toml")
+    record = run.spec.record()[kind]
+    settings = KINDS[kind][2] if "{{" in form else {}
+    assert {**record, "name": f"own_parts:{KINDS[kind][0]}", **settings} == record
+    assert KINDS[kind][0] in run.out.name
 
 
 PROBLEMS = {
-    "own_parts:Missing": "has no sampler 'Missing'",
-    "own_parts:NOTHING": "has no sampler 'NOTHING'",
+    "own_parts:Missing": "has no {} 'Missing'",
+    "own_parts:NOTHING": "has no {} 'NOTHING'",
     "no_such_module:Any": "cannot be imported",
-    "poison": "did you mean poisson?",
+    "poison": "{}",
+}
+UNUSABLE = {
+    ("noise", "Unpriced"): "the noise own_parts:Unpriced lacks add",
+    ("clipping", "Bare"): "the clipping rule own_parts:Bare must be a frozen dataclass",
+    ("noise", "Free"): "noise own_parts:Free passes its conformance check' failed (the cost of a",
+    ("clipping", "Loud"): "rule own_parts:Loud passes its conformance check' failed",
+    ("optimizer", "Growing"): "optimizer own_parts:Growing passes its conformance check' failed",
 }
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("asked", COMMANDS)
-def test_a_name_without_a_sampler_is_refused_in_one_line(name, asked, command):
-    line = command.refuses(*COMMANDS[asked].replace("NAME", name).split())
-    assert name in line
-    assert PROBLEMS[name] in line
+@pytest.mark.parametrize(("asked", "kind"), [*PAIRS, *(("train", kind) for kind in OWN)])
+def test_a_name_without_a_part_is_refused_in_one_line(name, asked, kind, command):
+    line = command.refuses(*words_of(asked, kind, name).split())
+    noun = OWN[kind].noun if kind in OWN else kind
+    assert name.partition(":")[0] in line
+    assert PROBLEMS[name].format(noun if ":" in name else "") in line
 
 
+@pytest.mark.parametrize(("kind", "name"), UNUSABLE)
+def test_a_part_that_breaks_its_claims_is_refused_before_data(kind, name, command, monkeypatch):
+    monkeypatch.setattr("dpsgd.runs.plan.rows_of", lambda task: pytest.fail("data were read"))
+    words = words_of("train", kind, f"own_parts:{name}").replace("store", "--task ratings", 1)
+    assert UNUSABLE[kind, name] in command.refuses(*words.split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_a_sweep_names_the_place_of_an_unknown_sampler(name):
-    text = FILE.replace("SAMPLER", f'"{name}"')
-    with pytest.raises(ValueError, match=r"own.toml, grid 1, sampler\[0\]: unknown sampler") as why:
-        Sweep.parse(text.encode(), "own.toml", execute=True)
-    assert PROBLEMS[name] in str(why.value)
+def test_a_sweep_names_the_place_of_an_unknown_part(name, kind, tmp_path):
+    text = sweep_of(kind, SWEEPS[0], name)
+    with pytest.raises(ValueError, match=rf"^own.toml, (grid 1, {kind}\[0\]|run): ") as why:
+        plan(parsed(text), tmp_path, "own.toml")
+    assert PROBLEMS[name].format(OWN[kind].noun if kind in OWN else kind) in str(why.value)
 
 
 SUMMARIES = ["report FOLDER --out r.html", "results FOLDER --plot a.png"]
 
 
 @pytest.mark.parametrize("words", SUMMARIES)
-@pytest.mark.parametrize("sampler", SWEEPS)
-def test_a_read_sweep_never_executes_the_code_that_it_names(words, sampler, tmp_path, command):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_read_sweep_never_executes_the_code_that_it_names(words, kind, tmp_path, command):
     folder = tmp_path / "sweep"
     (folder / engine.RUNS).mkdir(parents=True)
-    sampler = sampler.replace("NAME", "own_parts:Renamed")
-    (folder / engine.ASKED).write_text(FILE.replace("SAMPLER", sampler))
+    (folder / engine.ASKED).write_text(sweep_of(kind, SWEEPS[1]))
     path, imported = list(sys.path), set(sys.modules)
-    with pytest.raises(ValueError, match=r"sampler\[0\]: .* not imported: if you trust") as why:
+    with pytest.raises(ValueError, match="not imported: if you trust") as why:
         engine.read(folder)
     assert "\n" not in str(why.value)
     assert (sys.path, "own_parts" in sys.modules) == (path, False)
@@ -126,10 +291,28 @@ def test_a_ledger_executes_code_only_where_it_is_trusted(reader, command):
     assert "own_parts" in sys.modules
 
 
-def test_a_trusted_ledger_is_priced_by_its_own_sampler(tmp_path, command):
-    words = "sampler:own_parts:Renamed --batch-size 100 --epochs 1 --noise-multiplier 1 --begin"
+def test_a_run_of_own_parts_is_resumed_priced_and_read(command, tmp_path):
+    words = "train store sampler:own_parts:Batches --batch-size 100 --epochs 1 --learning-rate 0.01"
+    words += " --noise-multiplier 1 --begin --no-audit --out run"
+    for kind in OWN:
+        own, _, settings = KINDS[kind]
+        words += f" --{kind} own_parts:{own}"
+        words += "".join(f" --{k.replace('_', '-')} {x}" for k, x in settings.items())
     command("prepare", "synthetic", "store", "--num-rows", "800")
-    command("train", "store", *words.split(), "--no-audit", "--out", "run")
+    command(*words.split())
     sys.modules.pop("own_parts")
     assert "--trust MODULE" in command.refuses("ledger", "run")
-    assert "epsilon <= " in command("ledger", "run", "--trust", "own_parts")
+    assert "own_parts" not in sys.modules
+    command("resume", "run")
+    sys.modules.pop("own_parts")
+    for words in ("ledger run", "results run --out t.csv", "report run --out r.html"):
+        assert "--trust MODULE" in command.refuses(*words.split())
+        assert "own_parts" not in sys.modules
+    for words in ("ledger run", "results run --out t.csv", "report run --out r.html"):
+        command(*words.split(), "--trust", "own_parts")
+    assert "own_parts:Steps b1-0.5" in (tmp_path / "t.csv").read_text()
+    assert "Whole, share=0.5" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_a_ledger_names_a_noise_by_its_class_and_not_its_base(module):
+    assert module.Fresh().record()["name"] == "own_parts:Fresh"

@@ -13,17 +13,23 @@ from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs.audit import ROWS, probe_rows
+from dpsgd.runs.audit import ROWS, conformance, probe_rows
 from dpsgd.runs.mechanism import ResolvedRun, resolved
-from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
+from dpsgd.runs.optimizer import (
+    algorithm_of,
+    hyperparameters,
+    step_sizes,
+    with_hyperparameters,
+)
 from dpsgd.runs.recommendation import RecommendationRequest, Settings
 from dpsgd.runs.resolve import with_noise
 from dpsgd.runs.spec import Lazy
 from dpsgd.runs.task import Trainable, refinement_of, settled
 from experiments.cli.console import Console
 from experiments.cli.questions.audit import Audit
-from experiments.cli.tasks import DEFAULT, sampler_kind
+from experiments.cli.tasks import DEFAULT, load_kind
 from samplers import BatchSampler
+from samplers.settings import settings_of
 
 Progress = Callable[[str], None]
 
@@ -66,7 +72,8 @@ def _claimed(question: Audit, run: ResolvedRun) -> BatchSampler | None:
     """Returns the sampler whose guarantee is claimed; None for the run's own."""
     if question.claim is None:
         return None
-    kind, trained = sampler_kind(question.claim, "--claim", execute=True), run.spec.sampler
+    kind = settings_of(load_kind("sampler", question.claim, "claim"))
+    trained = run.spec.sampler
     shared = {f.name for f in fields(kind)} & {f.name for f in fields(trained)}
     shared -= {"max_batch_size", "overflow"}  # chosen anew
     sampler = kind(**{name: getattr(trained, name) for name in shared})
@@ -95,18 +102,20 @@ def coupled(
     if isinstance(question := spec.tables, Lazy):  # any step sizes: the program is the same
         tables = replace(question, learning_rate=1.0, momentum=question.momentum or 0.0)
         spec = replace(spec, tables=tables)
+    spec = spec.but(learning_rate=Settings().learning_rate)
     algorithm = algorithm_of(task.loss, spec, num_steps)
     rows = task.generated(math.prod(mechanism.sampler.clipped_shape))
     state = algorithm.init(task.init(0), mechanism, rows)
-    sizes = hyperparameters(Settings().learning_rate, num_steps)
+    sizes = hyperparameters(**step_sizes(spec, num_steps))
     state = state._replace(opt_state=with_hyperparameters(state.opt_state, sizes))
     run_parts = algorithm, mechanism, state.params, task.generated(probe_rows(mechanism))
     claim: Any = {"claimed": claimed or mechanism.sampler, "laws": True}
-    report = audit_program(*run_parts, state=state, root=RootKey.shared(), **claim)
-    if refinement is None:
-        return report
-    sums = audit_queries(refinement, mechanism, state.params, task.generated(ROWS))
-    return AuditReport(report.checks + sums.checks)
+    checks = audit_program(*run_parts, state=state, root=RootKey.shared(), **claim).checks
+    own_parts = mechanism.sampler, spec.noise, spec.optimizer, spec.clipping
+    checks += conformance(own_parts, progress).checks
+    if refinement is not None:
+        checks += audit_queries(refinement, mechanism, state.params, task.generated(ROWS)).checks
+    return AuditReport(checks)
 
 
 def black_box(
@@ -129,7 +138,8 @@ def black_box(
     """
     mechanism, delta = run.mechanism, run.delta
     progress("accounting for the claim")
-    claim = epsilon((claimed or mechanism.sampler).privacy(mechanism.noise_multiplier), delta)
+    privacy = mechanism.noise.privacy(claimed or mechanism.sampler, mechanism.noise_multiplier)
+    claim = epsilon(privacy, delta)
     if math.isinf(claim.upper):
         raise ValueError(
             f"no finite epsilon is claimed at delta {format_delta(delta)}; raise "

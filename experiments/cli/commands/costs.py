@@ -127,7 +127,7 @@ def _trained(question: Compare, console: Console, samplers: Any, points: Any, ti
         "epochs": question.epochs,
     }
     content = sweep_file(store, points, grid, question.delta, question.repetitions)
-    sweep = Sweep.parse(content, "compare", execute=True)
+    sweep = Sweep.parse(content, "compare")
     options: Any = {"where": "compare", "progress": console.progress}
     summary = engine.run_sweep(sweep, store, out, **options)
     console.line("")

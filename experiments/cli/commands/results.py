@@ -20,7 +20,7 @@ from experiments.results.draw import draw, draw_rows
 from experiments.results.metrics import Headline
 from experiments.results.table import read
 from experiments.sweeps import engine, private
-from experiments.sweeps.config import Sweep, file_of, with_insecure_seed
+from experiments.sweeps.config import Sweep, file_of, import_parts, with_insecure_seed
 from experiments.sweeps.summary import Summary
 
 DEVICES = (1, 2, 4, 8, 64)
@@ -33,9 +33,10 @@ def sweep(config: questions.Sweep) -> None:
         return _select(config)
     file = file_of(config.config)
     content = file.read_bytes()
+    import_parts(content, str(file))
     if config.insecure_seed is not None:
-        content = with_insecure_seed(content, config.insecure_seed, str(file), execute=True)
-    parsed = Sweep.parse(content, str(file), execute=True)
+        content = with_insecure_seed(content, config.insecure_seed, str(file))
+    parsed = Sweep.parse(content, str(file))
     with Console() as console:
         console.progress("starting")
         arguments: dict[str, Any] = {"where": str(config.config), "workers": config.workers}
@@ -105,12 +106,13 @@ def _select(config: questions.Sweep) -> None:
     """Runs `dpsgd sweep --private`."""
     file_name = str(config.config)
     content = file_of(config.config).read_bytes()
+    import_parts(content, file_name)
     search = private.PrivateSweep.parse(content, file_name)
     with Console(timed=False) as console:  # how long it takes tells how many trials there are
         console.progress("starting")
         task = engine.task_of(search, config.data, file_name)
         score, better = search.scored(task, file_name)
-        specs, name = tuple(search.candidates(file_name, execute=True)), search.task_name
+        specs, name = tuple(search.candidates(file_name)), search.task_name
         if config.dry_run:
             candidates = Candidates(task, name, specs, score, better, search.count)
             return _show_selection(console, candidates)

@@ -6,7 +6,6 @@ The help of a command imports only the module of its question; the module that c
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from experiments.cli import outputs
 from experiments.cli.options import PLACE, Option, build, look_in_the_current_folder, options_of
+from samplers.registry import import_module
 
 LAST = ("headline", "better", "plot", "overwrite")
 """Options on the presentation of results, listed last in a help."""
@@ -104,10 +104,9 @@ class ReadsLedgers(Question):
             look_in_the_current_folder()
         for module in self.trust:
             try:
-                importlib.import_module(module)
-            except Exception as error:  # raised by the user's module
-                reason = str(error).partition("\n")[0]
-                raise ValueError(f"--trust {module} cannot be imported: {reason}") from None
+                import_module(module)
+            except ValueError as error:
+                raise ValueError(f"--trust {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Literal
 from accounting.records import (
     Count,
     field_texts,
+    named,
 )
-from dpsgd.runs.spec import PARTS, RunSpec, known_options
+from dpsgd.runs.spec import OWN, PARTS, RunSpec, known_options, part_options
 from dpsgd.runs.support import check
 from experiments.cli.options import (
     Option,
@@ -23,9 +24,9 @@ from experiments.cli.options import (
     word_of,
 )
 from experiments.cli.questions import Question
-from experiments.cli.tasks import DEFAULT, find_task, needs_data, sampler_kind
+from experiments.cli.tasks import DEFAULT, find_task, load_kind, needs_data
 from samplers import Population, UnitTree
-from samplers.settings import DEFAULTS, SETTINGS
+from samplers.settings import DEFAULTS, SETTINGS, settings_of
 from samplers.tree import TreeShape
 
 FOR_PROGRAMS = {
@@ -63,7 +64,7 @@ def sampler_options(name: str | None) -> list[Option]:
     text = f"Sampler, also as sampler:NAME: {names}, or your own as module:Class. "
     text += "balls-and-bins and poisson need the least noise."
     options_by_name = {"sampler": Option("sampler", str, MISSING, text)}
-    kinds = [sampler_kind(name, execute=True)] if name else list(SETTINGS.values())
+    kinds = [settings_of(load_kind("sampler", name))] if name else list(SETTINGS.values())
     owners: dict[str, list[str]] = {}
     for kind in kinds:
         texts = field_texts(kind.sampler)
@@ -109,8 +110,12 @@ def options_of_run(defaults: Mapping[str, Any]) -> list[Option]:
     options = []
     for name, default in defaults.items():
         option = known_options()[name]
-        kinds = (part_name for part_name, kinds in PARTS.items() if option.owner in kinds.values())
-        part_name = name if name in PARTS else next(kinds, _GROUPS.get(name, "run"))
+        having = (
+            part_name
+            for part_name, kinds in PARTS.items()
+            if any(issubclass(kind, option.owner) for kind in kinds.values())
+        )
+        part_name = name if name in PARTS else next(having, _GROUPS.get(name, "run"))
         about = (option.owner.__doc__ or "").partition("\n")[0]
         text = field_texts(option.owner).get(option.field, about)
         options.append(Option(name, option.type, default, text, f"{part_name} options"))
@@ -161,9 +166,15 @@ class AboutRun(Question):
             for option in sampler_flags
             if option.name != "cycle_length" or "bands" not in offered
         ]
-        return joined_options(
-            [*super().options(words), *sampler_flags, *options_of_run(offered)], "sampler"
-        )
+        options = [*super().options(words), *sampler_flags, *options_of_run(offered)]
+        options = joined_options(options, "sampler")
+        for flag in filter(offered.__contains__, OWN):
+            if ":" in (name := word_of(words, flag) or ""):
+                kind = load_kind(flag, name)
+                settings = options_of(kind, f"{flag} options")
+                settings = [option for option in settings if option.name not in part_options(kind)]
+                options = joined_options([*options, *settings], flag)
+        return options
 
     @classmethod
     def elsewhere(cls, name: str) -> str:
@@ -185,8 +196,13 @@ class AboutRun(Question):
         Raises:
           ValueError: For choices that do not go together.
         """
-        sampler = build(sampler_kind(values["sampler"], execute=True), values)
-        spec = RunSpec.of(sampler, **{name: values[name] for name in cls.offered()})
+        sampler = build(settings_of(load_kind("sampler", values["sampler"])), values)
+        options = {name: values[name] for name in cls.offered()}
+        for flag in filter(options.__contains__, OWN):
+            if ":" in (name := options[flag]):
+                keys = values.keys() & named(load_kind(flag, name))
+                options[flag] = {"name": name, **{key: values[key] for key in keys}}
+        spec = RunSpec.of(sampler, **options)
         check(spec)
         return super().build(values, spec=spec, **others)
 
@@ -253,7 +269,7 @@ class OfTask(AboutRun):
         if not isinstance(kind := find_task(task), type):
             return []
         options, cap = options_of(kind, "task options"), "max_contributions"
-        capped = sampler is None or cap in sampler_kind(sampler, execute=True).of_data()
+        capped = sampler is None or cap in settings_of(load_kind("sampler", sampler)).of_data()
         if capped and cap not in cls.__dataclass_fields__:
             return options
         return [option for option in options if option.name != cap or option.default is not None]

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from accounting.records import Count
 from dpsgd.gradients.rules import FLAT
-from dpsgd.runs.spec import Auto, Dense
+from dpsgd.runs.spec import Adam, Auto, Dense
 from experiments.cli.questions import Drawn
 from experiments.cli.questions.about_runs import OfSizes, OfTask, run_options
-from experiments.cli.tasks import sampler_kind
+from experiments.cli.tasks import load_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Audit(OfSizes, OfTask, Drawn):
     def offered(cls) -> dict[str, Any]:
         """Returns run options that change the program or draws."""
         return run_options(
-            *("bands", "tables", "clipping", "clip_groups"),
+            *("noise", "bands", "tables", "clipping", "clip_groups", "optimizer"),
             *("train", "compute", "microbatch_size", "target_delta"),
             **{"noise_multiplier": MISSING, "l2_clip_norm": 1.0, "calibration": "none"},
         )
@@ -54,7 +54,7 @@ class Audit(OfSizes, OfTask, Drawn):
         """Refuses runs that the audit does not support."""
         spec = self.spec
         if self.claim is not None:
-            sampler_kind(self.claim, "--claim", execute=True)
+            load_kind("sampler", self.claim, "claim")
         if isinstance(spec.tables, Auto):
             raise ValueError("--tables auto is resolved by the rows of a run; give dense or lazy")
         if not self.black_box:
@@ -63,6 +63,7 @@ class Audit(OfSizes, OfTask, Drawn):
             "calibration": spec.calibration != "none",
             "tables": not isinstance(spec.tables, Dense),
             "clipping": spec.clipping != FLAT,
+            "optimizer": spec.optimizer != Adam(),
             "train": spec.train is not None,
             "compute": spec.compute != "float32",
         }.items():

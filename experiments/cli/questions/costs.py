@@ -11,9 +11,9 @@ from accounting.records import Count, Ge, Gt, Positive
 from dpsgd.runs.spec import RunSpec
 from experiments.cli.questions import Drawn
 from experiments.cli.questions.about_runs import OfSizes, run_options
-from experiments.cli.tasks import DEFAULT, find_task, sampler_kind
+from experiments.cli.tasks import DEFAULT, find_task, load_kind
 from samplers import Population
-from samplers.settings import SETTINGS
+from samplers.settings import SETTINGS, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Epsilon(OfSizes):
     @classmethod
     def offered(cls) -> dict[str, Any]:
         """Returns the run options that determine its cost."""
-        return run_options("target_delta", noise_multiplier=MISSING, calibration="none")
+        return run_options("target_delta", "noise", noise_multiplier=MISSING, calibration="none")
 
     def check(self) -> None:
         """Refuses a shape of trials without a mean."""
@@ -50,7 +50,7 @@ class Calibrate(OfSizes):
     @classmethod
     def offered(cls) -> dict[str, Any]:
         """Returns the run options that determine its noise."""
-        return run_options("target_delta", target_epsilon=MISSING, calibration="none")
+        return run_options("target_delta", "noise", target_epsilon=MISSING, calibration="none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class Compare(Drawn):
         if self.target_epsilon and self.noise_multiplier != type(self).noise_multiplier:
             raise ValueError("give --noise-multiplier or --target-epsilon, not both")
         for name in self.sampler:
-            sampler_kind(name, execute=True)
+            settings_of(load_kind("sampler", name))
         self._spec.sampler.build(Population(self.rows), self.delta)
 
     @cached_property

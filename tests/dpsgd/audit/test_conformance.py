@@ -39,7 +39,7 @@ def named(parts):
 
 def test_every_built_in_sampler_and_noise_is_here():
     assert {*KINDS} < {type(sampler) for sampler in SAMPLERS.values()}
-    assert {type(noise) for noise in NOISES} == {*registry._BUILT_IN.values()}
+    assert {type(noise) for noise in NOISES} == {*registry.NOISES.built_in.values()}
 
 
 @pytest.mark.short(

@@ -113,9 +113,9 @@ def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path)
         (None, "an earlier version"),
         ({"name": "secure"}, "removed in 0.3.0"),
         ({"name": "buffered toeplitz", "weights": [0.5]}, "removed in 0.3.0"),
-        ({"name": "os:getcwd"}, "noise 'os:getcwd' is unknown"),
-        ({"name": "nowhere:Noise"}, "import the module"),
-        ({"name": "independent", "bands": 2}, "noise 'independent' refuses its recorded settings"),
+        ({"name": "os:getcwd"}, "the module 'os' has no noise 'getcwd'"),
+        ({"name": "nowhere:Noise"}, "--trust MODULE"),
+        ({"name": "independent", "bands": 2}, "noise.bands is unknown"),
     ],
     ids=repr,
 )

@@ -16,7 +16,7 @@ from dpsgd import BandedToeplitz, Independent, Mechanism
 from dpsgd.core.gaussian import grid, standard_normal
 from dpsgd.noise.correlated import banded_square_root, error_of_sums, rounded
 from dpsgd.noise.keys import RootKey
-from dpsgd.noise.registry import noise_from_record
+from dpsgd.noise.registry import NOISES
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
 
 THREE = BandedToeplitz((1.0, 0.6, 0.3))
@@ -104,7 +104,7 @@ def test_column_norm_and_spread_match_the_matrix_and_the_ledger(noise):
     assert 1 - 2e-7 <= np.linalg.norm(column) <= 1
     last = np.linalg.solve(matrix_of(noise, 600).T, np.eye(600, 1, -599))
     assert np.linalg.norm(last) == pytest.approx(noise.spread, rel=1e-6)
-    assert noise_from_record(json.loads(json.dumps(noise.record()))) == noise
+    assert NOISES.read(json.loads(json.dumps(noise.record()))) == noise
 
 
 @pytest.mark.parametrize("coefficients", [(3.0, 1.0), (1.0, 0.5, 0.375), (0.1, -0.03, 0.01), (7,)])

@@ -81,7 +81,7 @@ def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(kind, ran):
     for at in ("whole", "resumed"):
         assert contents(folder / at, "report.json")["audit"].startswith("passed: ")
     record = contents(folder / "whole", "config.json")
-    options = RunSpec.from_record(record, "here", execute=True).options()
+    options = RunSpec.from_record(record, "here").options()
     asked = {name for name, value in KINDS[kind][1].items() if value not in (None, "auto", COINS)}
     assert {name: options[name] for name in asked} == {n: KINDS[kind][1][n] for n in asked}
 
@@ -166,7 +166,7 @@ def test_a_sampler_of_ones_own_is_known_by_its_qualified_name(ran):
     assert contents(folder / "stopped", "config.json")["sampler"] == {
         "name": "own_sampler:Coins", "batch_size": 16, "epochs": 3, "num_shards": 1, "heads": 0.25,
     }  # fmt: skip
-    assert "importing the module of the run's own sampler, own_sampler:Coins" in lines
+    assert "importing the module of your own sampler, own_sampler:Coins" in lines
     history, sampler = read(folder / "resumed" / "ledger.jsonl"), Coins(160, 16, 3, heads=0.25)
     assert history.attempts[0].terms.mechanism.sampler == sampler
     assert contents(folder / "resumed", "report.json")["sampler"] == "own_sampler:Coins"

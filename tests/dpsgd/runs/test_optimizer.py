@@ -6,7 +6,7 @@ import optax
 import pytest
 from tiny_task import calibrated, config_of, few_rows_are_calibrated, line, weights
 
-from dpsgd import averaged, run
+from dpsgd import SGD, Adam, AdamW, averaged, run
 from dpsgd.engine import loop
 from dpsgd.runs import job
 from dpsgd.runs.optimizer import Constant, Cosine, hyperparameters, optimizer
@@ -42,23 +42,25 @@ def iterates(made, hyperparams=None):
 @pytest.mark.parametrize(
     ("kind", "numbers"),
     [
-        ("adam", {}),
-        ("adamw", {"weight_decay": 0.0}),
-        ("adamw", {"weight_decay": 0.3}),
-        ("sgd", {"momentum": 0.0}),
-        ("sgd", {"momentum": 0.9}),
+        (Adam, {}),
+        (AdamW, {"weight_decay": 0.0}),
+        (AdamW, {"weight_decay": 0.3}),
+        (SGD, {"momentum": 0.0}),
+        (SGD, {"momentum": 0.9}),
     ],
 )
 def test_an_optimizer_is_that_of_optax_and_its_numbers_are_state(kind, numbers, schedule):
-    expected = getattr(optax, kind)(SIZES[schedule], **numbers)
-    found = iterates(optimizer(kind, schedule), hyperparameters(0.5, STEPS, **numbers))
+    expected = getattr(optax, kind.__name__.lower())(SIZES[schedule], **numbers)
+    found = iterates(optimizer(kind(schedule=schedule)), hyperparameters(0.5, STEPS, **numbers))
     np.testing.assert_allclose(found, iterates(expected), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("schedule", SIZES)
 def test_step_sizes_of_lazy_tables_are_those_of_the_optimizer(schedule):
     host = {"cosine": Cosine(0.5, STEPS), "constant": Constant(0.5)}[schedule]
-    moved = np.diff(iterates(optimizer("sgd", schedule), hyperparameters(0.5, STEPS, 0.0)), axis=0)
+    moved = np.diff(
+        iterates(optimizer(SGD(schedule=schedule)), hyperparameters(0.5, STEPS, 0.0)), axis=0
+    )
     sizes = [host(step) for step in range(1, STEPS)]
     np.testing.assert_allclose(moved, -np.array(sizes)[:, None] * GRADIENTS[1:], atol=1e-6)
 
@@ -70,7 +72,7 @@ def test_only_the_last_step_returns_the_average(name, number):
     ours = iterates(averaged(optax.sgd(0.3), STEPS, **{name: number}))
     np.testing.assert_array_equal(ours[:-1], plain[:-1])
     np.testing.assert_allclose(ours[-1], expected, rtol=1e-4, atol=1e-5)
-    made = optimizer("sgd", "constant", name)
+    made = optimizer(SGD(schedule="constant"), name)
     run_of = iterates(made, hyperparameters(0.3, STEPS, 0.0, **{name: number}))
     np.testing.assert_allclose(run_of[-1], expected, rtol=1e-4, atol=1e-5)
 

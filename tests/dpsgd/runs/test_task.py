@@ -46,7 +46,7 @@ def test_data_are_looked_for_where_they_lie_now(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("nowhere:task", "module nowhere of nowhere:task was not found"),
+        ("nowhere:task", "nowhere cannot be imported: No module named 'nowhere' in the current"),
         ("tiny_task:linn", "module tiny_task has no 'linn': did you mean line"),
         ("tiny_task", "'tiny_task' is not of the form module:object"),
         ("broken_task:task", "broken_task cannot be imported: ZeroDivisionError: division by zero"),

@@ -92,7 +92,7 @@ def test_help_is_as_wide_as_the_terminal(width, capsys, monkeypatch):
 
 def test_help_of_a_run_has_few_options_in_the_newcomers_order(capsys):
     text = shown("train sampler:poisson", capsys)
-    assert len(re.findall(r"^  -", text, re.MULTILINE)) <= 45
+    assert len(re.findall(r"^  -", text, re.MULTILINE)) <= 46
     order = ["DATA", "--out", "--target-epsilon", "--model", "--bands", "--num-devices"]
     places = [re.search(rf"^  {name}\b", text, re.MULTILINE).start() for name in order]
     assert places == sorted(places)
@@ -211,8 +211,8 @@ REFUSED = {
         "resume a --process 3/3@h:1": "--process must be INDEX/COUNT@HOST:PORT, INDEX below COUNT",
         "resume a --process 0/2@h:99999": "--process must be INDEX/COUNT@HOST:PORT",
         "resume a --coordinator h:1": "--coordinator was removed in 0.3.0; see CHANGELOG",
-        "train sampler:dice": "--sampler dice; there are deterministic, shuffle",
-        "epsilon --num-examples 1000 --sampler poison": "--sampler poison: did you mean poisson?",
+        "train sampler:dice": "--sampler: unknown sampler 'dice'; there are determ",
+        "epsilon --num-examples 1000 --sampler poison": "'poison': did you mean poisson?",
         "epsilon --num-examples 1000 --noise-multiplier 1": "epsilon needs --sampler TEXT",
         "choose --max-ratings 0": "--max-ratings must be an integer >= 1, got 0",
         "choose --caps 5 -1": "--caps[1] must be an integer >= 1, got -1",
@@ -240,7 +240,7 @@ REFUSED = {
         "": "give exactly one of --noise-multiplier, --target-epsilon and --non-private",
         "--non-private --batch-size 0": "--batch-size must be an integer >= 1, got 0",
         "--non-private --momentum 0.5": "--momentum goes with optimizer sgd",
-        "--non-private --optimizer adm": "--optimizer must be adam, adamw or sgd, got adm",
+        "--non-private --optimizer adm": "unknown optimizer 'adm': did you mean adam?",
         "--noise-multiplier 1 --tables lazy --bands 2": "--tables lazy and bands: deferred noise",
         "--noise-multiplier 1 --train (": "--train must be a regular expression, got (",
         "--noise-multiplier 1 --hidden 4": "has no option --hidden; `dpsgd train --help` lists",
@@ -254,7 +254,7 @@ REFUSED = {
         "sampler:shuffle --bands 4": "--bands and no minimum separation: ",
         "sampler:poisson --bands 21": "--bands 21: cycle_length must be at most the 20",
         "sampler:poisson --tables auto": "--tables auto is resolved by the rows",
-        "sampler:poisson --claim dice": "--claim dice; there are deterministic, shuffle",
+        "sampler:poisson --claim dice": "--claim: unknown sampler 'dice'; there are",
     },
     "audit {} " + PLATT: {
         "--black-box": "--black-box audits dense steps alone; leave out --calibration",

@@ -70,7 +70,7 @@ def test_the_candidates_are_the_distinct_grid_combinations():
         ("[0.01, 0.02]", "[]", "learning_rate needs at least one value"),
         ("mean_trials = 2.0", "mean_trials = 0.5", "the mean number of trials must be in"),
         ("mean_trials", "repetitions", "a sweep that shows every run: leave out --private"),
-        ('"deterministic"', '"lottery"', "unknown sampler lottery"),
+        ('"deterministic"', '"lottery"', "unknown sampler 'lottery'"),
     ],
 )
 def test_what_cannot_be_asked_for_is_named_in_one_line(old, new, message):

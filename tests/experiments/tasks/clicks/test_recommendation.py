@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd import LazyTables, Mechanism, dpsgd, train_blocks
-from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters
+from dpsgd import Adam, LazyTables, Mechanism, dpsgd, train_blocks
+from dpsgd.runs.optimizer import Cosine, hyperparameters, optimizer
 from dpsgd.runs.recommendation import RecommendationRequest as Request
 from dpsgd.runs.recommendation import Settings, about_sigma, generic
 from dpsgd.runs.report import weak_signal
@@ -194,7 +194,7 @@ def test_models_of_300_rows_do_not_diverge_with_lazy_tables(tmp_path):
         found = recommended(request)
         mechanism = Mechanism(sampler, about_sigma(request, 32, steps), found.l2_clip_norm)
         lazy = LazyTables(Cosine(found.tables_learning_rate, steps))
-        algorithm = dpsgd(task.loss, ADAM, tables=lazy)
+        algorithm = dpsgd(task.loss, optimizer(Adam()), tables=lazy)
         state = algorithm.init(task.init(0), mechanism, columns)
         sizes = hyperparameters(found.learning_rate, steps)
         state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
