@@ -1,4 +1,4 @@
-"""Proved lower bounds on delta, in closed form, from the events of the largest coordinate.
+"""Proved lower bounds on delta, in closed form, from the law of the largest coordinate.
 
 Proof and sources: docs/explanation/lower-bounds-for-shuffled-batches.md.
 """
@@ -18,8 +18,6 @@ from accounting.records import Count, Record
 _ROUNDING = 1e-9
 # And for that of exponents, relative to the numbers that they are made of.
 _EXPONENT_ROUNDING = 1e-14
-# A probability below this may have underflowed; it is to be subtracted, so it is taken for this.
-_SMALLEST = 1e-300
 
 
 @dataclass(frozen=True)
@@ -80,52 +78,6 @@ def maximum_buckets(epoch: Epoch, ceilings: Array, shift: float) -> tuple[Array,
     masses = np.concatenate([[np.exp(log_below[0])], inner, [-np.expm1(log_below[-1])]])
     # Logarithms down to -1000 are good to 8 roundings of their size.
     return masses, drift + 1e-12
-
-
-def max_event_lower_bound(
-    epsilon: float, epoch: Epoch, shifts: tuple[float, float] = (1.0, 0.0)
-) -> float:
-    """Returns a lower bound on δ from events {max_t x_t >= c}.
-
-    It is proved, in closed form.
-
-    Args:
-      epsilon: ε >= 0.
-      epoch: One epoch.
-      shifts: Position of the example's coordinate under P and under Q: (1, 0) is balls-and-bins,
-        (2, 1) is shuffling (the pair that shuffled batches with gradients -1, and +1 or -1 for the
-        example, give).
-
-    Source: Chua et al., arXiv:2412.16802, Appendix B (balls-and-bins); arXiv:2403.17673
-    (shuffling).
-    """
-    check_epsilon(epsilon)
-    sigma = epoch.noise_multiplier
-
-    def best_at(ceilings: Array) -> tuple[float, float]:
-        log_p, log_q = (epoch.log_max_below(ceilings, shift) for shift in shifts)
-        p_above, q_above = -np.expm1(log_p), np.maximum(-np.expm1(log_q), _SMALLEST)
-        with np.errstate(over="ignore"):
-            remove = (1 - _ROUNDING) * p_above - np.exp(epsilon + np.log(q_above))
-            add = (1 - _ROUNDING) * np.exp(log_q) - np.exp(epsilon + log_p)
-        gains = np.maximum(remove, add)
-        best = int(np.argmax(gains))
-        return float(gains[best]), float(ceilings[best])
-
-    # Far from where a coordinate stands, counted in its deviation, no event tells P from Q.
-    reach, step = 40.0 * sigma, 0.02 * sigma
-    centres = sorted({0.0, *shifts})
-    if reach > 0.5:
-        ceilings = np.arange(-reach, centres[-1] + reach + step, step)
-    else:
-        window = np.arange(-reach, reach + step, step)
-        ceilings = np.concatenate([centre + window for centre in centres])
-    bound, ceiling = best_at(ceilings)
-    for _ in range(3):
-        ceilings = np.linspace(ceiling - step, ceiling + step, 101)
-        step /= 50
-        bound, ceiling = max((bound, ceiling), best_at(ceilings))
-    return max(bound, 0.0)
 
 
 def sum_of_maxima_lower_bound(epsilon: float, epoch: Epoch, epochs: int) -> float:

@@ -123,17 +123,6 @@ class LikelihoodRatio(abc.ABC):
         """
 
     @abc.abstractmethod
-    def product(self: Ratio, other: Ratio) -> Ratio:
-        """Returns X Y of independent X, Y: two releases, composed.
-
-        Both have grids of one step. A direct convolution over the indices, not by FFT, so that
-        tails keep their relative accuracy.
-
-        Raises:
-          ValueError: If the two are of different kinds or steps.
-        """
-
-    @abc.abstractmethod
     def mean_with(self: Ratio, count: int, other: Ratio, others: int) -> Ratio:
         """Returns the weighted mean of independent X and Y.
 
@@ -144,7 +133,7 @@ class LikelihoodRatio(abc.ABC):
     def diluted(self: Ratio, count: int, others: int, step: float) -> Ratio:
         """Returns the weighted mean of X and 1, on another grid.
 
-        It is (count X + others) / (count + others), both counts >= 1; `step` is the result's.
+        It is (count X + others) / (count + others), count >= 1; `step` is the result's.
         """
 
     @abc.abstractmethod
@@ -153,10 +142,6 @@ class LikelihoodRatio(abc.ABC):
 
         The tail below is counted under Q, the tail above under P.
         """
-
-    @abc.abstractmethod
-    def coarsened(self: Ratio) -> Ratio:
-        """Returns the law on a grid twice as coarse."""
 
     @abc.abstractmethod
     def remove(self, epsilon: float) -> float:
@@ -203,39 +188,12 @@ class LikelihoodRatio(abc.ABC):
         """
         return self.averages([count], steps or [self.step] * count.bit_length())[0]
 
-    def power(self: Ratio, count: int) -> Ratio:
-        """Returns the product of `count` independent copies: `count` releases, composed.
-
-        The grid is made coarser by 2 wherever the deviation of log X has doubled.
-        """
-        total: Ratio | None = None
-        square, remaining = self, count
-        while True:
-            if remaining & 1:
-                total = square if total is None else total.product(square)
-            remaining >>= 1
-            if not remaining:
-                assert total is not None
-                return total
-            square = square.product(square)
-            if square.q.size > max(1.8 * self.q.size, 64) and square.step < 200.0:
-                square = square.coarsened()
-                total = total.coarsened() if total is not None else None
-
     def refined(self: Ratio, factor: int) -> Ratio:
         """Returns the same atoms on a grid `factor` times finer, exactly."""
         if factor == 1:
             return self
         q, p = (_spaced(x, factor) for x in (self.q, self.p))
         return replace(self, step=self.step / factor, start=self.start * factor, q=q, p=p)
-
-    def check_grid_of(self, other: LikelihoodRatio) -> None:
-        """Raises ValueError unless `other` has this law's kind and step."""
-        if type(self) is not type(other) or not math.isclose(self.step, other.step, rel_tol=1e-12):
-            raise ValueError(
-                "a product needs two ratios of one side and one step, got "
-                f"({type(self).__name__}, {self.step}) and ({type(other).__name__}, {other.step})"
-            )
 
     def kept_range(self) -> tuple[int, int]:
         """Returns the first and last atom between tails of mass <= `tail`."""
@@ -383,12 +341,6 @@ def lost_mass(ratio: LikelihoodRatio) -> float:
     return 2.0 * sum(float(mass[mass < FLUSH].sum()) for mass in (ratio.q, ratio.p))
 
 
-def convolve(x: Array, y: Array) -> Array:
-    """Returns the unscaled convolution of masses that are times UNIT."""
-    with np.errstate(over="ignore", invalid="ignore"):  # cells of such means are left out
-        return np.convolve(x, y) / UNIT / UNIT
-
-
 def grid_points(log_scale: float, start: int, size: int, step: float) -> Array:
     """Returns log X of successive grid points: float64[size].
 
@@ -399,19 +351,6 @@ def grid_points(log_scale: float, start: int, size: int, step: float) -> Array:
       step: Grid step in log X.
     """
     return log_scale + (start + np.arange(size, dtype=np.float64)) * step
-
-
-def every_other(x: Array, odd: int, size: int) -> tuple[Array, Array]:
-    """Splits an array of atoms into even and odd indices.
-
-    Args:
-      x: Atoms: float64[atoms].
-      odd: 1 if the index of the first atom is odd, 0 if it is even.
-      size: Length of both results.
-    """
-    padded = np.zeros(2 * size)
-    padded[odd : odd + x.size] = x
-    return padded[::2], padded[1::2]
 
 
 def _spaced(x: Array, factor: int) -> Array:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from accounting.algebra.cells import Array
+from accounting.algebra.composition import FAR, Loss, Window, sum_rounding, sums_from, tilted
 from accounting.algebra.likelihood_ratio import (
     FLUSH,
     ROUNDING,
@@ -16,12 +19,11 @@ from accounting.algebra.likelihood_ratio import (
     UNIT,
     LikelihoodRatio,
     ReleaseCells,
-    convolve,
-    every_other,
     grid_points,
     scaled,
 )
 from accounting.algebra.sums import Atoms
+from accounting.profile import Direction
 
 _FARTHEST = 300.0
 """Largest offset of an atom: e^_FARTHEST times UNIT is a float."""
@@ -79,36 +81,6 @@ class LowerRatio(LikelihoodRatio):
             step=step, start=start, q=masses, p=means, offset=offset,
             drift=drift + p.size * ROUNDING, shift=shift + 2.0 * p.size * ROUNDING,
         )  # fmt: skip
-
-    def product(self, other: LowerRatio) -> LowerRatio:
-        """Returns X Y of independent X, Y, bounded from below.
-
-        Pairs of one grid point are contracted to their mean.
-        """
-        self.check_grid_of(other)
-        x, y = self._atoms(self.start), other._atoms(other.start)
-        start, log_scale = x.start + y.start, self.log_scale + other.log_scale
-        terms = min(self.q.size, other.q.size) + 8
-        grid = grid_points(log_scale, start, self.q.size + other.q.size - 1, self.step)
-        q, p, offset = _contracted(
-            grid, (convolve(x.q, y.q), convolve(x.t, y.t)), (convolve(x.p, y.p), convolve(x.s, y.s))
-        )
-        # Offsets add up: their mean is left to the grid, which may lie anywhere.
-        centre = float(np.dot(q, offset) / max(q.sum(), FLUSH))
-        return replace(
-            self,
-            start=start,
-            q=q,
-            p=p,
-            offset=offset - centre,
-            log_scale=log_scale + centre,
-            drift=self.drift + other.drift + terms * ROUNDING,
-            # Each pair's value carries both errors, and that of a grid point of the result.
-            shift=self.shift
-            + other.shift
-            + ROUNDING * (8.0 * (1.0 + abs(log_scale)) + 4.0 * terms),
-            tail=max(self.tail, other.tail),
-        ).trim()
 
     def mean_with(self, count: int, other: LowerRatio, others: int) -> LowerRatio:
         """Returns the weighted mean of X and Y, bounded from below.
@@ -181,20 +153,17 @@ class LowerRatio(LikelihoodRatio):
         q, p, offset = (np.where(few, 0.0, x) for x in (self.q, self.p, self.offset))
         return replace(self, q=q, p=p, offset=offset)
 
-    def coarsened(self) -> LowerRatio:
-        """Contracts pairs of atoms to a grid twice as coarse."""
-        odd = self.start % 2
-        size, start = (self.q.size + odd + 1) // 2 + 1, (self.start - odd) // 2
-        (q_even, q_odd), (p_even, p_odd), (even, later) = (
-            every_other(x, odd, size) for x in (self.q, self.p, self.offset)
-        )
-        later = later + self.step
-        s = p_even * np.exp(-even) + p_odd * np.exp(-later)
-        t = q_even * np.exp(even) + q_odd * np.exp(later)
-        grid = grid_points(self.log_scale, start, size, 2.0 * self.step)
-        q, p, offset = _contracted(grid, (q_even + q_odd, t), (p_even + p_odd, s))
-        errors = {"drift": self.drift + 4.0 * ROUNDING, "shift": self.shift + 16.0 * ROUNDING}
-        return replace(self, step=2.0 * self.step, start=start, q=q, p=p, offset=offset, **errors)
+    def loss(self, direction: Direction) -> LowerLoss:
+        """Returns the loss law of one direction, as `UpperRatio.loss`."""
+        if direction == "remove":
+            masses, partners, base = self.p, self.p * np.exp(-self.offset), self.grid[0]
+        else:
+            masses, partners = self.q[::-1], (self.q * np.exp(self.offset))[::-1]
+            base = -self.grid[-1]
+        return LowerLoss(
+            step=self.step, base=float(base), masses=masses, drift=self.drift, shift=self.shift,
+            partners=partners,
+        )  # fmt: skip
 
     def remove(self, epsilon: float) -> float:
         """Returns a lower bound on H_epsilon(P || Q)."""
@@ -234,3 +203,83 @@ def _contracted(
     with np.errstate(under="ignore"):
         partner_mass = mass * np.exp(np.where(high, -1.0, 1.0) * (grid + offset))
     return np.where(high, partner_mass, mass), np.where(high, mass, partner_mass), offset
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LowerLoss(Loss):
+    """A bound from below on the loss: `base` is the grid point of index 0.
+
+    `partners` are masses under the second law times e^(base + k step), float64[atoms].
+    """
+
+    partners: Array
+
+    def centred(self, tilt: float) -> LowerLoss:
+        """Returns the law with tilted offsets of mean 0.
+
+        So the sum of many indices is where the sum of the losses is.
+        """
+        weight = tilted(self.masses, np.arange(self.masses.size) * self.step * tilt)[0]
+        mean = float(np.dot(weight, self.offsets()))
+        return replace(self, base=self.base + mean, partners=self.partners * math.exp(mean))
+
+    def offsets(self) -> Array:
+        """Returns the distance of each loss from its grid point: float64[atoms]."""
+        positive = (self.masses > 0.0) & (self.partners > 0.0)
+        return np.log(np.where(positive, self.masses, 1.0)) - np.log(
+            np.where(positive, self.partners, 1.0)
+        )
+
+    @staticmethod
+    def compose(parts: Sequence[tuple[LowerLoss, int]], tilt: float) -> ComposedLower:
+        """Bounds the loss of independent releases from below (see `Loss.compose`)."""
+        laws = [(law.centred(tilt), count) for law, count in parts]
+        masses = [(law.masses, count) for law, count in laws]
+        partners = [(law.partners, count) for law, count in laws]
+        window = Window.of_sums([masses, partners], laws[0][0].step, tilt)
+        first, second = window.power(masses), window.power(partners)
+        # In logarithms: at high tilts the units of the two powers are many e-folds different.
+        unit = np.exp(np.minimum(first.log_unit - window.undone, 700.0))
+        log_partner_unit = second.log_unit - window.undone
+        partner_unit = np.exp(np.minimum(log_partner_unit, 700.0))
+        # Where a partner is beyond the range of floats its mass is left out.
+        within = log_partner_unit < 700.0
+        below = np.maximum(first.entries * unit - first.error * unit, 0.0)
+        above = (np.maximum(second.entries, 0.0) + second.error) * partner_unit
+        return ComposedLower(
+            *window.losses(laws, first.log_unit, max(first.rounding, second.rounding)),
+            masses=np.where(within, below, 0.0),
+            partners=np.where(within, above, 0.0),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedLower:
+    """A lower bound on the loss of a composition; fields as of `ComposedUpper`.
+
+    `partners` is the mass under the second law times e^loss, bounded from above: float64[atoms].
+    """
+
+    loss: Array
+    drift: float
+    shift: float
+    masses: Array
+    partners: Array
+
+    def delta(self, epsilon: float) -> float:
+        """Returns a lower bound on the hockey-stick divergence at `epsilon`."""
+        moved, drift = (
+            epsilon + self.shift * max(1.0, epsilon),
+            sum_rounding(self.drift, self.loss.size),
+        )
+        first = int(np.searchsorted(self.loss, moved - 1.0))
+        last = int(np.searchsorted(self.loss, moved + FAR))
+        factor = np.exp(np.minimum(moved - self.loss[first:last], 2.0)) * (1.0 + drift)
+        value = np.maximum(self.masses[first:last] - factor * self.partners[first:last], 0.0).sum()
+        masses, partners = self._sums
+        far = masses[last] - math.exp(1.0 - FAR) * partners[last]
+        return max(0.0, float(value + max(0.0, far)) * (1.0 - drift) - UNDERFLOW)
+
+    @functools.cached_property
+    def _sums(self) -> tuple[Array, Array]:
+        return sums_from(self.masses), sums_from(self.partners)

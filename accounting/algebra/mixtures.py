@@ -177,18 +177,6 @@ def sampled_release(
     return kind.subsampled_gaussian(noise_multiplier, rate, step, tail)
 
 
-def with_release(ratio: Ratio, noise_multiplier: float) -> Ratio:
-    """Returns the ratio of releases and one further Gaussian release.
-
-    Args:
-      ratio: Ratio of the releases.
-      noise_multiplier: s of the further release; infinite for none.
-    """
-    for release, _ in release_ratio(noise_multiplier, ratio):
-        ratio = ratio.product(release)
-    return ratio
-
-
 def solve_increasing(
     function: Callable[[Array], Array], values: Array, low: float, high: float
 ) -> Array:

@@ -7,7 +7,7 @@ to stop, are questions of cost alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -18,9 +18,6 @@ _STALLS = 3
 _FINE = 0.5
 """Resolution below which a grid is expected to be of use."""
 _SMALLEST_WIDTH = 1e-300
-_FEW_DIGITS = 1e-4
-"""Share of delta that is no part of its digits."""
-_FLOOR = "delta is so small that the composition's rounding errors make up part of it"
 _ROUNDED = "no finer grid is computed: rounding errors would outweigh its gain"
 
 
@@ -37,41 +34,18 @@ class Point(NamedTuple):
     """The epsilon, where its delta is asked for."""
 
 
-class Side(NamedTuple):
-    """One side's bound on delta, as one grid proves it."""
-
-    curve: Curve
-    floor: Curve = lambda epsilon: 0.0
-    """Part of delta that may be the computation's own certified error."""
-
-
 @runtime_checkable
 class Part(Protocol):
-    """One direction, or one of several laws, of a side."""
+    """A bound on delta: one direction, or one of several laws."""
 
     def delta(self, epsilon: float) -> float:
         """Bounds delta at `epsilon`."""
         ...
 
-    def floor(self, epsilon: float) -> float:
-        """Returns the certified error that is a part of it."""
-        ...
 
-
-def largest_side(parts: Sequence[Part]) -> Side:
+def largest_delta(parts: Sequence[Part]) -> Curve:
     """Returns the largest of the parts' bounds."""
-    return Side(
-        lambda epsilon: max(law.delta(epsilon) for law in parts),
-        lambda epsilon: max(law.floor(epsilon) for law in parts),
-    )
-
-
-def negligible(side: Side, point: Point) -> bool:
-    """Returns whether a side's certified error is negligible near `point`."""
-    epsilon = point.epsilon
-    if epsilon is None:
-        epsilon = Question("epsilon", point.delta).lower_end(side.curve, 1e-3)
-    return bool(side.floor(epsilon) <= _FEW_DIGITS * side.curve(epsilon))
+    return lambda epsilon: max(bound.delta(epsilon) for bound in parts)
 
 
 @runtime_checkable
@@ -100,7 +74,7 @@ class Grids(Protocol):
         """Returns about the finest resolution that would be computed."""
         ...
 
-    def upper(self, resolution: float, point: Point) -> Side:
+    def upper(self, resolution: float, point: Point) -> Curve:
         """Returns an upper bound, sharp near `point`.
 
         Args:
@@ -109,7 +83,7 @@ class Grids(Protocol):
         """
         ...
 
-    def lower(self, resolution: float, point: Point) -> Side:
+    def lower(self, resolution: float, point: Point) -> Curve:
         """Returns a lower bound, sharp near `point`."""
         ...
 
@@ -122,13 +96,11 @@ class _Step:
       resolution: Resolution of the grid.
       found: Bound that the grid proves.
       gap: Width of `found`; or, of an upper end alone, twice its estimated excess.
-      floor: Certified errors of both sides at the ends of a bound.
     """
 
     resolution: float
     found: Bound
     gap: float
-    floor: Callable[[Bound], float]
 
 
 def refine(grids: Grids, question: Question, bound: Bound, relative: float = 0.0) -> Bound:
@@ -147,7 +119,7 @@ def refine(grids: Grids, question: Question, bound: Bound, relative: float = 0.0
             question.upper_only and steps and steps[-1].gap <= sharp_width
         ):
             return bound
-        if steps and (reason := _reason_to_stop(grids, question, steps, bound, sharp_width)):
+        if steps and (reason := _reason_to_stop(grids, question, steps, sharp_width)):
             return replace(bound, note=reason)
         if steps:
             resolution = _next_resolution(grids, question, steps, bound, sharp_width)
@@ -172,41 +144,25 @@ def _compute(
 ) -> _Step:
     """Computes one grid: its upper side first, whose delta tells how sharp the lower must be."""
     point, precision = _point(question, bound), 1e-3 * question.tolerance
-    upper = grids.upper(resolution, point)
-    upper_end = question.upper_end(upper.curve, precision)
+    upper_end = question.upper_end(grids.upper(resolution, point), precision)
     if question.upper_only:
         gap = upper_end
         if before:  # the excess falls as the square of the resolution
             shrunk = (resolution / before[0].resolution) ** 2
             gap = 2.0 * abs(before[0].found.upper - upper_end) * shrunk / (1.0 - shrunk)
-        grid_bound = Bound(0.0, upper_end)
-        return _Step(resolution, grid_bound, gap, lambda ends: upper.floor(ends.upper))
+        return _Step(resolution, Bound(0.0, upper_end), gap)
     if question.wanted == "delta":
         point = Point(min(upper_end, bound.upper), question.at)
-    lower = grids.lower(resolution, point)
-    grid_bound = Bound(question.lower_end(lower.curve, precision), upper_end)
-
-    def floor(ends: Bound) -> float:
-        return max(lower.floor(ends.lower), upper.floor(ends.upper))
-
-    return _Step(resolution, grid_bound, grid_bound.width, floor)
+    lower_end = question.lower_end(grids.lower(resolution, point), precision)
+    grid_bound = Bound(lower_end, upper_end)
+    return _Step(resolution, grid_bound, grid_bound.width)
 
 
-def _reason_to_stop(
-    grids: Grids, question: Question, steps: list[_Step], bound: Bound, wanted: float
-) -> str:
+def _reason_to_stop(grids: Grids, question: Question, steps: list[_Step], wanted: float) -> str:
     """Returns why no finer grid would help, or an empty text."""
-    last = steps[-1]
-    if question.wanted == "delta":
-        floored = last.floor(Bound(question.at, question.at)) > 0.1 * bound.upper
-    else:
-        floored = last.floor(bound) > 0.1 * question.at
-    floored = floored and last.resolution < _FINE
     if grids.gap_note:
-        settled = len(steps) > 1 and _settled(question, steps[-2].found, last.found, wanted)
-        return (_FLOOR if floored else grids.gap_note) if settled else ""
-    if floored:
-        return _FLOOR
+        settled = len(steps) > 1 and _settled(question, steps[-2].found, steps[-1].found, wanted)
+        return grids.gap_note if settled else ""
     return _ROUNDED if _stalls(steps) == _STALLS else ""
 
 

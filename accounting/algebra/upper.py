@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from accounting.algebra.cells import Array, Spread, spread, up_weight
+from accounting.algebra.composition import FAR, WRAP, Loss, Window, sum_rounding, sums_from
 from accounting.algebra.likelihood_ratio import (
     FLUSH,
     ROUNDING,
@@ -16,12 +19,11 @@ from accounting.algebra.likelihood_ratio import (
     UNIT,
     LikelihoodRatio,
     ReleaseCells,
-    convolve,
-    every_other,
     lost_mass,
     scaled,
 )
 from accounting.algebra.sums import Atoms
+from accounting.profile import Direction
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -90,26 +92,6 @@ class UpperRatio(LikelihoodRatio):
         shift = 2.0 * drift + 8.0 * ROUNDING * (700.0 + step * max(abs(start), abs(stop)))
         cells = Spread(masses, means, zero, infinity)
         return cls.of_spread(step, start, cells, drift + (p.size + 8) * ROUNDING, shift).flush()
-
-    def product(self, other: UpperRatio) -> UpperRatio:
-        """Returns X Y of independent X, Y: atoms stay on the grid."""
-        self.check_grid_of(other)
-        log_scale, lost = self.log_scale + other.log_scale, lost_mass(self) + lost_mass(other)
-        terms = min(self.q.size, other.q.size) + 8
-        return replace(
-            self,
-            start=self.start + other.start,
-            q=convolve(scaled(self.q), scaled(other.q)),
-            p=convolve(scaled(self.p), scaled(other.p)),
-            log_scale=log_scale,
-            # Q-mass is at 0 where either factor is, P-mass at infinity.
-            zero=self.zero + other.zero - self.zero * other.zero + lost,
-            infinity=self.infinity + other.infinity - self.infinity * other.infinity + lost,
-            drift=self.drift + other.drift + terms * ROUNDING,
-            # Each pair's value carries both errors, and that of a grid point of the result.
-            shift=self.shift + other.shift + 8.0 * ROUNDING * (1.0 + abs(log_scale)),
-            tail=max(self.tail, other.tail),
-        ).trim()
 
     def mean_with(self, count: int, other: UpperRatio, others: int) -> UpperRatio:
         """Returns the weighted mean of X and Y, bounded from above.
@@ -186,17 +168,23 @@ class UpperRatio(LikelihoodRatio):
         q, p = (np.where(few, 0.0, x) for x in (self.q, self.p))
         return replace(self, q=q, p=p, zero=float(zero), infinity=float(infinity))
 
-    def coarsened(self) -> UpperRatio:
-        """Splits odd atoms, to a grid twice as coarse."""
-        odd = self.start % 2
-        size = (self.q.size + odd + 1) // 2 + 1
-        (q, q_odd), (p, p_odd) = (every_other(x, odd, size) for x in (self.q, self.p))
-        share = 1.0 / (math.exp(self.step) + 1.0)
-        q, p = q + (1.0 - share) * q_odd, p + (1.0 - share) * math.exp(-self.step) * p_odd
-        q[1:] += share * q_odd[:-1]
-        p[1:] += share * math.exp(self.step) * p_odd[:-1]
-        start, drift = (self.start - odd) // 2, self.drift + 4.0 * ROUNDING
-        return replace(self, step=2.0 * self.step, start=start, q=q, p=p, drift=drift)
+    def loss(self, direction: Direction) -> UpperLoss:
+        """Returns the loss law of one direction.
+
+        >>> UpperRatio.gaussian(1.0, 0.5).loss("add").step
+        0.5
+
+        Args:
+          direction: 'remove' for H(P || Q), 'add' for H(Q || P).
+        """
+        if direction == "remove":
+            masses, base, infinity = self.p, self.log_values[0], self.infinity
+        else:
+            masses, base, infinity = self.q[::-1], -self.log_values[-1], self.zero
+        return UpperLoss(
+            step=self.step, base=float(base), masses=masses, drift=self.drift, shift=self.shift,
+            infinity=infinity,
+        )  # fmt: skip
 
     def remove(self, epsilon: float) -> float:
         """Returns an upper bound on H_epsilon(P || Q)."""
@@ -213,3 +201,61 @@ class UpperRatio(LikelihoodRatio):
         # The values' errors also are factors of the terms, and their sum is rounded.
         drift = self.drift + error + (mass.size + 8) * ROUNDING
         return min(1.0, value * math.exp(2.0 * drift) + UNDERFLOW)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class UpperLoss(Loss):
+    """A bound from above on the loss; `infinity` is the mass on which the second law has none."""
+
+    infinity: float = 0.0
+
+    @staticmethod
+    def compose(parts: Sequence[tuple[UpperLoss, int]], tilt: float) -> ComposedUpper:
+        """Bounds the loss of independent releases from above (see `Loss.compose`)."""
+        masses = [(law.masses, count) for law, count in parts]
+        window = Window.of_sums([masses], parts[0][0].step, tilt)
+        power = window.power(masses)
+        unit = np.exp(np.minimum(power.log_unit - window.undone, 700.0))
+        finite = sum(count * math.log1p(-min(law.infinity, 1.0 - 1e-16)) for law, count in parts)
+        # Above the window the tilted mass is <= WRAP, and e^{-t K h} below its last value.
+        beyond = WRAP * math.exp(min(power.log_unit - float(window.undone[-1]), 700.0))
+        return ComposedUpper(
+            *window.losses(parts, power.log_unit, power.rounding),
+            masses=power.entries * unit + power.error * unit,
+            infinity=beyond - math.expm1(finite),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedUpper:
+    """An upper bound on the loss of a whole composition, in one direction.
+
+    Attributes:
+      loss: Losses, ascending, float64[atoms].
+      drift: Bound on the relative error of each mass.
+      shift: Bound on the floating-point error of each loss (besides its own rounding).
+      masses: Upper bound on the mass under the first law, float64[atoms].
+      infinity: Mass at infinity.
+    """
+
+    loss: Array
+    drift: float
+    shift: float
+    masses: Array
+    infinity: float
+
+    def delta(self, epsilon: float) -> float:
+        """Returns an upper bound on the hockey-stick divergence at `epsilon`."""
+        moved = epsilon - self.shift * max(1.0, epsilon)
+        if moved < self.loss[0]:
+            return 1.0  # the window was laid for a larger epsilon
+        first = int(np.searchsorted(self.loss, moved, side="right"))
+        last = int(np.searchsorted(self.loss, moved + FAR))
+        shares = -np.expm1(moved - self.loss[first:last])
+        value = self.infinity + float(np.dot(self.masses[first:last], shares))
+        value += float(self._masses_from[last])
+        return min(1.0, value * math.exp(sum_rounding(self.drift, self.loss.size)) + UNDERFLOW)
+
+    @functools.cached_property
+    def _masses_from(self) -> Array:
+        return sums_from(self.masses)

@@ -19,7 +19,6 @@ from accounting.checks import Noise, Release
 from accounting.profile import Bound, Question
 from accounting.profiles.bins_grids import Assignment, BinsGrids
 from accounting.profiles.gaussian import GaussianProfile, WithRelease, as_redrawn, known_order
-from accounting.profiles.largest_release import LargestRelease
 from accounting.profiles.poisson import PoissonProfile
 from accounting.records import Count
 
@@ -131,7 +130,9 @@ class AssignmentsProfile(WithRelease):
             return question.ask(steps)
         if all(assignment[0][1] == len(assignment) == 1 for assignment, _ in self.assignments):
             return question.ask(self._known_order())
-        bound = Bound(question.lower_end(self.little_noise), self._ceiling(question))
+        bound = Bound(
+            question.lower_end(self.little_noise), question.ask(self._known_order()).upper
+        )
         if question.wanted == "delta" and bound.width > question.width(bound):
             bound = bound.intersection(self._inverted(question.at, bound))
         grids = BinsGrids(self.noise_multiplier, self.assignments, self.release)
@@ -157,14 +158,6 @@ class AssignmentsProfile(WithRelease):
         sigma = self.noise_multiplier / math.sqrt(times)
         return PoissonProfile(sigma, 1.0 / (unreleased + 1), count, self.release)
 
-    def _ceiling(self, question: Question) -> float:
-        """Answers for bins that are all released as often as the one that is most often."""
-        most = max(max(assignment)[0] for assignment, _ in self.assignments)
-        fewest = min(sum(bins for _, bins in assignment) for assignment, _ in self.assignments)
-        sigma, draws = self.noise_multiplier / math.sqrt(most), sum(n for _, n in self.assignments)
-        largest = LargestRelease(sigma, fewest, draws, self.release)
-        return min(question.ask(self._known_order()).upper, question.ask(largest).upper)
-
     def _known_order(self) -> GaussianProfile:
         """Returns the profile of an example that is known to be in a most released bin."""
         times = sum(max(assignment)[0] * count for assignment, count in self.assignments)
@@ -173,7 +166,8 @@ class AssignmentsProfile(WithRelease):
     def little_noise(self, epsilon: float) -> float:
         """Bounds delta from below, sharply at little noise.
 
-        It counts the example's own releases in its most released bins.
+        It counts the example's own releases in its most released bins. Proof:
+        docs/explanation/balls-and-bins-at-little-noise.md.
         """
         shift = log_share = 0.0
         for assignment, count in self.assignments:

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
-import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import scipy
 
-from accounting.algebra.composition import composed_lower, composed_upper
+from accounting.algebra.composition import composed
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Ratio
 from accounting.algebra.lower import LowerRatio
-from accounting.algebra.mixtures import release_ratio, with_release
-from accounting.algebra.refinement import GridError, Point, Side, largest_side, negligible
+from accounting.algebra.mixtures import release_ratio
+from accounting.algebra.refinement import GridError, Point, largest_delta
 from accounting.algebra.upper import UpperRatio
+from accounting.profile import Curve
 from accounting.records import Count, Ge
 
-_MANY_EPOCHS = 8
 _SMALLEST_LOG_TAIL = -296.0
 _SMALLEST_DELTA = 1e-286
 _MOST_WORK = 1.8e9
 """Most pairs of atoms that are visited for one grid: a few seconds."""
-_TOO_LONG = "no finer grid is computed: it would take too long"
 _RARE = 1e-40
 """A delta that no one asks to be sharp at much cost."""
 _MOST_ATOMS = 2**17
@@ -49,7 +46,7 @@ def _tail(delta: float, epochs: int) -> float:
     In steps, so that questions about different deltas share grids.
     """
     exponent = math.log10(max(delta, _SMALLEST_DELTA)) - math.log10(epochs) - 8.0
-    return 10.0 ** max(10.0 * math.floor(0.1 * exponent), _SMALLEST_LOG_TAIL)
+    return 10.0 ** max(5.0 * math.floor(0.2 * exponent), _SMALLEST_LOG_TAIL)
 
 
 @dataclass(frozen=True)
@@ -79,46 +76,30 @@ class BinsGrids:
         """Returns about the finest resolution within the most work."""
         return self._grid(self.coarsest, point).finest(_most_work(point))
 
-    def upper(self, resolution: float, point: Point) -> Side:
+    def upper(self, resolution: float, point: Point) -> Curve:
         """Returns an upper bound (see `Grids`)."""
-        return self._side(UpperRatio, composed_upper, resolution, point)
+        return self._curve(UpperRatio, resolution, point)
 
-    def lower(self, resolution: float, point: Point) -> Side:
+    def lower(self, resolution: float, point: Point) -> Curve:
         """Returns a lower bound (see `Grids`)."""
-        return self._side(LowerRatio, composed_lower, resolution, point)
+        return self._curve(LowerRatio, resolution, point)
 
     def _grid(self, resolution: float, point: Point) -> _Grid:
         kinds, counts = zip(*self.assignments, strict=True)
         return _Grid(self.noise_multiplier, kinds, resolution, _tail(point.delta, sum(counts)))
 
-    def _side(
-        self, kind: type[LikelihoodRatio], composed: Any, resolution: float, point: Point
-    ) -> Side:
-        """Returns one side's bound: draws are composed by tilted FFT where its error is negligible.
-
-        Or where direct convolutions, of relative accuracy at any delta, would take too long.
-        """
+    def _curve(self, kind: type[LikelihoodRatio], resolution: float, point: Point) -> Curve:
         if point.delta <= _SMALLEST_DELTA:
             raise GridError("delta is so small that masses leave the range of doubles")
         grid, counts = self._grid(resolution, point), [count for _, count in self.assignments]
         if resolution < _FINEST_WIDE and grid.last_step() > grid.wanted_step():
             raise GridError("no finer grid is computed: few released bins have too many atoms")
         if grid.work() > _most_work(point):
-            raise GridError(_TOO_LONG)
+            raise GridError("no finer grid is computed: it would take too long")
         laws = [*zip(_draws(kind, grid), counts, strict=True)]
-        release = release_ratio(self.release, laws[0][0])
-        # Each doubling is four convolutions of a lower ratio, and two of an upper one.
-        atoms, draws = max(law.q.size for law, _ in laws), sum(counts)
-        direct = 6.0 * sum(count.bit_length() for count in counts) * atoms**2
-        direct += sum(6.0 * atoms * math.sqrt(draws) * law.q.size for law, _ in release)
-        if draws >= _MANY_EPOCHS or direct > 6e7:
-            with contextlib.suppress(GridError):
-                side = largest_side(composed([*laws, *release], point))
-                if negligible(side, point) or direct > _MOST_WORK:
-                    return Side(side.curve)
-            if direct > _MOST_WORK:
-                raise GridError(_TOO_LONG)
-        return Side(with_release(_products(kind, grid, tuple(counts)), self.release).delta)
+        releases = [*laws, *release_ratio(self.release, laws[0][0])]
+        alone = len(releases) == counts[0] == 1
+        return laws[0][0].delta if alone else largest_delta(composed(releases, point))
 
 
 def _most_work(point: Point) -> float:
@@ -247,22 +228,7 @@ def _mean(kind: Assignment, means: Mapping[tuple[int, int], Ratio], step: float)
     ]
     for law, count in further_laws:
         total, bins = total.mean_with(bins, law, count), bins + count
-    if unreleased := sum(count for _, count in kind) - bins:
+    unreleased = sum(count for _, count in kind) - bins
+    if unreleased or total.step < 0.75 * step:
         return total.diluted(bins, unreleased, step)
-    while total.step < 0.75 * step:
-        total = total.coarsened()
     return total.refined(round(total.step / step))
-
-
-@lru_cache(maxsize=32)
-def _products(kind: type[Ratio], grid: _Grid, counts: tuple[int, ...]) -> Ratio:
-    laws = zip(_draws(kind, grid), counts, strict=True)
-    return functools.reduce(_product, (law.power(count) for law, count in laws))
-
-
-def _product(first: Ratio, second: Ratio) -> Ratio:
-    while first.step < 0.75 * second.step:
-        first = first.coarsened()
-    while second.step < 0.75 * first.step:
-        second = second.coarsened()
-    return first.product(second)

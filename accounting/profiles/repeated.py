@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from accounting.algebra.composition import composed_lower, composed_upper
+from accounting.algebra.composition import composed
 from accounting.algebra.lower import LowerRatio
-from accounting.algebra.mixtures import release_ratio, with_release
-from accounting.algebra.refinement import GridError, Point, Side, largest_side, negligible, refine
+from accounting.algebra.mixtures import release_ratio
+from accounting.algebra.refinement import GridError, Point, largest_delta, refine
 from accounting.algebra.upper import UpperRatio
 from accounting.checks import Noise, Release
-from accounting.profile import Bound, ComposesWithGaussian, PrivacyProfile, Question
+from accounting.profile import Bound, ComposesWithGaussian, Curve, PrivacyProfile, Question
 from accounting.profiles.gaussian import WithRelease
 from accounting.records import Count
 
@@ -25,10 +25,10 @@ _TAIL = 1e-6
 """Share of delta that may be cut off the laws' tails."""
 _COARSE = 0.02
 """Least step of the first grid."""
-_FEW_ATOMS = 6000
-"""Number of atoms that are convolved directly in less than a second."""
 _RARE = 1e-40
 """A delta that no one asks to be sharp at much cost."""
+_MOST_ATOMS = 24_000
+"""Largest number of atoms of a release's law at so small a delta."""
 _FEW_DIGITS = 1e-4
 """A tail that is a larger share of delta than this hides it."""
 
@@ -69,50 +69,38 @@ class RepeatedGrids:
         """Returns the finest resolution that is computed."""
         return _FINEST
 
-    def upper(self, resolution: float, point: Point) -> Side:
+    def upper(self, resolution: float, point: Point) -> Curve:
         """Returns an upper bound (see `Grids`).
 
         Its tails are of no consequence to delta.
         """
         tail = _tail(point)
         while True:
-            side = self._upper(self._step(resolution), tail, point)
+            curve = self._upper(self._step(resolution), tail, point)
             if point.epsilon is None:
-                return side
-            upper_delta = min(point.delta, side.curve(point.epsilon))
+                return curve
+            upper_delta = min(point.delta, curve(point.epsilon))
             if tail <= max(_FEW_DIGITS * upper_delta, 1e-100):
-                return side
+                return curve
             tail = _TAIL * upper_delta * min(1.0, upper_delta / tail)
 
-    def _upper(self, step: float, tail: float, point: Point) -> Side:
+    def _upper(self, step: float, tail: float, point: Point) -> Curve:
         tail = max(tail / self.steps, 1e-300)
         ratio = self.upper_ratio(step, tail)
-        if point.epsilon is not None and point.delta <= _RARE and ratio.q.size > 4 * _FEW_ATOMS:
+        if point.epsilon is not None and point.delta <= _RARE and ratio.q.size > _MOST_ATOMS:
             raise GridError(
                 "no finer grid is computed: for so small a delta it would take too long"
             )
         laws = [(ratio, self.steps), *release_ratio(self.release, ratio, tail)]
-        side = largest_side(composed_upper(laws, point))
-        if ratio.q.size > _FEW_ATOMS or negligible(side, point):
-            return side
-        # Where the FFT's error is a part of delta, convolutions have none, but coarser grids.
-        power = with_release(ratio.power(self.steps), self.release)
-        return Side(lambda epsilon: min(side.curve(epsilon), power.delta(epsilon)))
+        return largest_delta(composed(laws, point))
 
-    def lower(self, resolution: float, point: Point) -> Side:
+    def lower(self, resolution: float, point: Point) -> Curve:
         """Returns the largest of several laws' lower bounds."""
         tail = max(_tail(point) / self.steps, 1e-300)
         ratios = self.lower_ratios(self._step(resolution), tail)
-        laws = [[(law, self.steps), *release_ratio(self.release, law, tail)] for law in ratios]
+        laws = ([(law, self.steps), *release_ratio(self.release, law, tail)] for law in ratios)
         # Both directions at once: where a lower curve's window has no mass, another's may.
-        side = largest_side(
-            [composition for release in laws for composition in composed_lower(release, point)]
-        )
-        few = max(law.q.size for law in ratios) <= _FEW_ATOMS
-        if not few or negligible(side, point):
-            return side
-        powers = [with_release(law.power(self.steps), self.release) for law in ratios]
-        return Side(lambda epsilon: max(side.curve(epsilon), *(x.delta(epsilon) for x in powers)))
+        return largest_delta([bound for releases in laws for bound in composed(releases, point)])
 
     def _step(self, resolution: float) -> float:
         step = resolution * min(1.0, self.deviation)

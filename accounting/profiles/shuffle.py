@@ -10,14 +10,13 @@ from typing import Literal
 import numpy as np
 import scipy
 
-from accounting.algebra.composition import composed_lower
+from accounting.algebra.composition import composed
 from accounting.algebra.lower import LowerRatio
 from accounting.algebra.mixtures import release_ratio
-from accounting.algebra.refinement import GridError, Point
+from accounting.algebra.refinement import GridError, Point, largest_delta
 from accounting.checks import Noise, Release
 from accounting.max_events import (
     Epoch,
-    max_event_lower_bound,
     maximum_buckets,
     sum_of_maxima_lower_bound,
 )
@@ -28,8 +27,8 @@ from accounting.records import Count
 
 _SHIFTS = 2.0, 1.0
 """Mean of the example's coordinate under P and under Q."""
-_GRID = 4001
-_BUCKET_STEP = 0.02
+_GRID = 16_001
+_BUCKET_STEP = 0.005
 _UNKNOWN = "no tight accounting of shuffled batches is known"
 
 
@@ -106,17 +105,15 @@ class ShuffleProfile(WithRelease):
         Of several epochs sharp near the point that is asked about.
         """
         epoch, epochs = self._epochs()
-        if epochs == 1 and self.release == math.inf:
-            return lambda epsilon: max_event_lower_bound(epsilon, epoch, _SHIFTS)
         ratio = _one_epoch(epoch)
+        if epochs == 1 and self.release == math.inf:
+            return ratio.delta
         point = Point(question.at) if question.wanted == "epsilon" else Point(1.0, question.at)
+        laws = [(ratio, epochs), *release_ratio(self.release, ratio)]
         try:
-            compositions = composed_lower(
-                [(ratio, epochs), *release_ratio(self.release, ratio)], point
-            )
+            return largest_delta(composed(laws, point))
         except GridError:
             return lambda epsilon: 0.0
-        return lambda epsilon: max(composition.delta(epsilon) for composition in compositions)
 
 
 @lru_cache(maxsize=16)

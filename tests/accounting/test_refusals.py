@@ -20,16 +20,11 @@ from accounting import (
     calibrate,
     calibrate_advantage,
 )
-from accounting.algebra.lower import LowerRatio
-from accounting.algebra.upper import UpperRatio
 from accounting.conversions import to_privacy_loss_distribution
-from accounting.max_events import Epoch, max_event_lower_bound
+from accounting.max_events import Epoch
 from accounting.profiles.truncation import Cap, log_overflow_probability, truncated_bins
 
 GAUSSIAN = GaussianProfile(1.0)
-FINE = UpperRatio.gaussian(1.0, 0.1)
-COARSE = UpperRatio.gaussian(1.0, 0.2)
-LOWER = LowerRatio.gaussian(1.0, 0.1)
 NO_NOISE = r"no noise multiplier up to 1e\+09"
 
 
@@ -53,7 +48,6 @@ BY_NAME = [  # a call, sound arguments of it, and values that it refuses by the 
     (log_overflow_probability, {"num_examples": 5, "sampling_prob": 0.5, "max_batch_size": 1},
      {"sampling_prob": [1.5, NAN]}),
     (Bound, {"lower": 0.0, "upper": 1.0}, {"confidence": [0.0, 1.5, NAN]}),
-    (max_event_lower_bound, {"epsilon": 1.0, "epoch": Epoch(1.0, 2)}, {"epsilon": [-1.0]}),
     (Epoch, {"noise_multiplier": 1.0, "bins": 2}, {"noise_multiplier": [0.0], "bins": [0]}),
     (TrialCount, {"mean": 10.0}, {"mean": [1.0, NAN], "shape": [-1.0]}),
     (calibrate, {"privacy": GaussianProfile, "epsilon": 1.0, "delta": 1e-6},
@@ -69,8 +63,6 @@ REFUSED = [
         for bad in values
     ),
     (lambda: format(Bound(0.0, 1.0), "d"), "formatted by"),
-    (lambda: FINE.product(COARSE), "one side and one step"),
-    (lambda: FINE.product(LOWER), "one side and one step"),
     (lambda: MultistageProfile(1.0, 1, (), ()), "one entry per level"),
     (lambda: MultistageProfile(1.0, 1, (1, 2), (2,)), "one entry per level"),
     (lambda: MultistageProfile(1.0, 1, (1, 3), (2, 2)), "level 2 draws 3 of only 2"),

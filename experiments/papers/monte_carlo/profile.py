@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from accounting.checks import Noise, check_delta
-from accounting.max_events import Epoch, max_event_lower_bound
+from accounting.max_events import Epoch
 from accounting.profile import EPSILON_TOLERANCE, Bound, Direction, Question
 from accounting.records import Count, check
+from experiments.papers.max_events import max_event_lower_bound
 from experiments.papers.monte_carlo.confidence import (
     TOO_FEW,
     Inequality,

@@ -11,7 +11,7 @@ from accounting import (
     UnitsThenPoissonProfile,
     UserPoissonProfile,
 )
-from accounting.algebra.composition import composed_upper
+from accounting.algebra.composition import composed
 from accounting.algebra.mixtures import EDGE_DRIFT
 from accounting.algebra.refinement import Point
 
@@ -52,8 +52,8 @@ def test_errors_of_all_releases_edges_move_epsilon_outward(profile):
     # Edges that are solved for are off the grid, and so are the means of cells by their masses.
     solved = not isinstance(profile, UnitsThenPoissonProfile)
     assert ratio.shift >= solved * (EDGE_DRIFT + 1.9 * ratio.drift) + 1e-14
-    parts = composed_upper([(ratio, 10**5)], Point(1.0, 0.1))
-    exact = composed_upper([(replace(ratio, shift=0.0), 10**5)], Point(1.0, 0.1))
+    parts = composed([(ratio, 10**5)], Point(1.0, 0.1))
+    exact = composed([(replace(ratio, shift=0.0), 10**5)], Point(1.0, 0.1))
     for part, other in zip(parts, exact, strict=True):
         moved = other.delta(0.1 - 0.999 * 10**5 * ratio.shift)
         assert part.delta(0.1) >= moved > other.delta(0.1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from accounting import Bound
-from accounting.algebra.refinement import GridError, Side, refine
+from accounting.algebra.refinement import GridError, refine
 from accounting.profile import ContradictoryBounds, Question
 
 NOTHING = Bound(0.0, math.inf)
@@ -18,7 +18,6 @@ class Exponential:
     """The curve e^-epsilon, within a factor of 1 +- (gap + resolution^2) on each grid."""
 
     gap: float = 0.0
-    error: float = 0.0
     smallest: float = 0.0
     too_large: float = math.inf
     first: float = 0.4
@@ -31,8 +30,8 @@ class Exponential:
         return self.smallest
 
     def lower(self, resolution, point):
-        off = max(self.gap, 0.1 * resolution**2, self.error)
-        return Side(lambda e: self.wrong * math.exp(-e) / (1.0 + off), self.floor)
+        off = max(self.gap, 0.1 * resolution**2)
+        return lambda e: self.wrong * math.exp(-e) / (1.0 + off)
 
     def upper(self, resolution, point):
         self.tried.append(resolution)
@@ -40,11 +39,8 @@ class Exponential:
             raise GridError("no finer grid is computed")
         if self.too_large <= 1.0 / resolution:
             raise GridError("no finer grid is computed: it would be too large")
-        off = max(self.gap, 0.1 * resolution**2, self.error)
-        return Side(lambda e: math.exp(-e) * (1.0 + off), self.floor)
-
-    def floor(self, epsilon):
-        return self.error * math.exp(-epsilon)
+        off = max(self.gap, 0.1 * resolution**2)
+        return lambda e: math.exp(-e) * (1.0 + off)
 
 
 @pytest.mark.parametrize("tolerance", [1e-1, 1e-3, 1e-6])
@@ -112,12 +108,11 @@ def test_refinement_ends_at_the_gap_of_the_proof(delta):
     assert len(grids.tried) <= 3
 
 
-@pytest.mark.parametrize("gap_note", ["", "the proof is not tight"])
-def test_an_error_that_no_grid_lessens_is_named_before_any_gap(gap_note):
-    bound = refine(
-        Exponential(error=0.3, gap_note=gap_note), Question("epsilon", 1e-3, 1e-3), NOTHING
-    )
+def test_a_gap_that_no_grid_lessens_is_named():
+    grids = Exponential(gap=0.3)
+    bound = refine(grids, Question("epsilon", 1e-3, 1e-3), NOTHING)
     assert "rounding errors" in bound.note
+    assert len(grids.tried) <= 6
 
 
 def test_known_ends_that_are_sharper_than_a_grid_s_are_kept():
