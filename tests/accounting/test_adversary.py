@@ -207,6 +207,7 @@ FAMILIES = [
 ]  # fmt: skip
 
 
+@pytest.mark.short("[!c]*-2")
 @pytest.mark.parametrize("asked", [2, pytest.param(24, marks=pytest.mark.long)])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_no_end_of_an_interval_is_on_the_wrong_side_of_the_truth(family, asked):

@@ -81,6 +81,7 @@ def test_distributions_of_losses_agree(profile, theirs, delta, coarser):
     assert theirs.get_delta_for_epsilon(0.0) <= at_0.upper * (1.03 if coarser < 1 else math.inf)
 
 
+@pytest.mark.short("7*")
 @pytest.mark.parametrize(("deviations", "epsilon", "sharper"), [(7, 1.8, 1.05), (5, 3.0, 4.0)])
 def test_truncated_events_agree(deviations, epsilon, sharper):
     n, b, sigma = 37_000_000, 8192, 0.6

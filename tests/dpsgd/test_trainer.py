@@ -312,6 +312,7 @@ class Same:
     __call__ = Scaled.__call__
 
 
+@pytest.mark.short("Same")
 @pytest.mark.parametrize("kind", [Scaled, Same])
 def test_equal_losses_train_with_their_own_fields(kind):
     mechanism = Mechanism(SHUFFLED.sampler, 1e-3, 1e6)
@@ -393,6 +394,7 @@ OF_MODULE = {
 }
 
 
+@pytest.mark.short("plain")
 @pytest.mark.parametrize(("make", "loss", "split_loss"), OF_MODULE.values(), ids=OF_MODULE)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_module_is_trained_as_its_split_parameters_are(make, loss, split_loss, tmp_path):

@@ -41,6 +41,7 @@ def fitted(**how):
     return DPClassifier(3.0, **{**PUBLIC, "random_state": 0, **how}).fit(X, Y)
 
 
+@pytest.mark.short("model2")
 @pytest.mark.parametrize(
     "model",
     [
@@ -239,6 +240,7 @@ def test_few_rows_with_public_bounds_are_learned_from():
     assert fmean(found) >= 0.97
 
 
+@pytest.mark.short("10")
 @pytest.mark.parametrize("size", [10, 40])
 def test_square_data_are_trained(size):
     x = np.random.default_rng(size).uniform(-1, 1, (size, size))

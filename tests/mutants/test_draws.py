@@ -136,7 +136,9 @@ BUGS = [
 """Samplers, and faults planted into each."""
 
 
-@pytest.mark.short("shuffle *", "Poisson *", "balls*", "fixed bins*", "nine epochs*")
+@pytest.mark.short(
+    "shuffle claimed as Poisson", "Poisson *", "balls*", "fixed bins*", "nine epochs*"
+)
 @pytest.mark.parametrize(("sampler", "claimed"), CLAIMS.values(), ids=CLAIMS)
 def test_a_wrong_claim_of_a_sampler_is_caught(sampler, claimed):
     assert failed(sampler, claimed)
@@ -160,7 +162,6 @@ def planted_bugs():
     "FirstExampleNever*",
     "NeighboursTogether*",
     "BorderLeftOut*",
-    "UnitsStay*",
     "OneUnitTooMany*",
     "AnotherOrder*",
     "C*",
@@ -171,14 +172,12 @@ def planted_bugs():
     "ShardsShuffledAlike*",
     "*-FullBatch",
 )
-@pytest.mark.parametrize(("fault", "sampler"), planted_bugs())
+@pytest.mark.parametrize(("fault", "sampler"), list(planted_bugs()))
 def test_a_planted_fault_of_a_sampler_is_caught(fault, sampler):
     assert failed(faulty(fault, sampler), entries=THOROUGH if "16" in fault else ENTRIES)
 
 
-@pytest.mark.short(
-    "Poisson*num_shards=1*", "Multistage*", "BallsAndBins*num_shards=4*", "FullBatch*"
-)
+@pytest.mark.short("BallsAndBins*num_shards=4*", "FullBatch*")
 @pytest.mark.parametrize("sampler", SOUND, ids=repr)
 def test_sound_samplers_of_small_data_pass(sampler):
     assert not failed(sampler)

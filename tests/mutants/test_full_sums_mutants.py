@@ -201,6 +201,9 @@ def test_without_a_bug_the_same_audit_of_sums_passes():
     assert not report.left_out, report.left_out
 
 
+@pytest.mark.short(
+    "half of the noise of the sum before", "less noise on one number", "the fold sees the sum*"
+)
 @pytest.mark.parametrize("bug", RELEASES)
 def test_a_planted_bug_of_a_release_is_caught(bug, monkeypatch):
     monkeypatch.setattr(queries, "dpsgd", planted(**RELEASES[bug]))

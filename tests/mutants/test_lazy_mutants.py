@@ -190,13 +190,7 @@ def failed(checks):
     return {check.name for check in checks(program) if not check.passed}
 
 
-@pytest.mark.short(
-    "none",
-    "one key for all*",
-    "no noise*",
-    "gradients*",
-    "momentum without noise",
-)
+@pytest.mark.short("gradients of rows*")
 @pytest.mark.parametrize("faults", BUGS.values(), ids=BUGS)
 def test_a_planted_bug_of_lazy_tables_is_caught(faults):
     checks = {fault.check for fault in faults}

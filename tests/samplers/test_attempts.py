@@ -145,6 +145,7 @@ def test_few_released_bins_of_a_million_are_priced_in_seconds(bins):
     assert bound.lower <= bins * one.upper
 
 
+@pytest.mark.short("1-*")
 @pytest.mark.parametrize(
     ("epochs", "price", "seconds"), [(1, 3.74, (2.0, 2.0)), (30, 9.113, (4.0, 6.0))]
 )

@@ -159,7 +159,7 @@ def test_noise_that_gives_no_guarantee_is_refused(name, sigma):
         PROFILES[name][0](sigma)
 
 
-@pytest.mark.short("poisson", "shuffle", "gaussian", "truncated", "units", "*release", "one stage")
+@pytest.mark.short("poisson", "gaussian", "truncated", "units", "*release", "one stage")
 @EVERY
 def test_the_most_noise_that_is_taken_has_a_bound(name):
     profile = PROFILES[name][0](1e10)

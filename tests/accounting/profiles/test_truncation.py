@@ -191,6 +191,7 @@ KINDS = {
 }
 
 
+@pytest.mark.short("7.0-*-poisson", "6.0-*-bins")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("deviations", "within", "at_most"), [(7.0, 1e-3, 1.7891), (6.0, 1e-2, 1.792), (5.0, 1.0, 3.15)]
@@ -293,6 +294,7 @@ def stated_bins():
     return found, statements
 
 
+@pytest.mark.short("stated_steps-*", "stated_users-*")
 @pytest.mark.parametrize(
     ("stated", "epsilon", "sharp"),
     [(stated_steps, 4.0, 1.05), (stated_users, 4.0, 1.05), (stated_bins, 0.3, 1.3)],

@@ -34,6 +34,7 @@ def audit(sampler, sigma, delta, trials, claimed=None, **options):
     return black_box_audit(mechanism, claim, delta=delta, trials=trials, root=root, **options)
 
 
+@pytest.mark.long
 def test_shuffling_claimed_as_poisson_is_refuted():
     report = audit(Shuffle(100, 1), 0.5, 0.01, 3_000, claimed=Poisson(100, 1))
     assert report.violation

@@ -42,20 +42,7 @@ def test_every_built_in_sampler_and_noise_is_here():
     assert {type(noise) for noise in NOISES} == {*registry.NOISES.built_in.values()}
 
 
-@pytest.mark.short(
-    "deterministic",
-    "shuffle",
-    "poisson",
-    "poisson-cut",
-    "balls-and-bins",
-    "balls-and-bins-fixed",
-    "multistage",
-    "units then Poisson",
-    "user-poisson",
-    "bins, one step",
-    "bins, shards",
-    "full batch",
-)
+@pytest.mark.short("poisson", "shuffle", "balls-and-bins")
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_samplers_conform(sampler, monkeypatch):
     monkeypatch.setattr("dpsgd.audit.laws._DRAWS", (64, 64))  # sound with any number of draws
@@ -83,6 +70,7 @@ ROWS = {
 }
 
 
+@pytest.mark.short("loss")
 @pytest.mark.parametrize(
     "algorithm",
     [loss, dpsgd(loss, optax.sgd(0.1), tables=LazyTables(0.1))],
@@ -172,12 +160,14 @@ FAULTY_SAMPLERS = {
 }
 
 
+@pytest.mark.short("[!T]*")
 @pytest.mark.parametrize("members", FAULTY_SAMPLERS.values(), ids=FAULTY_SAMPLERS)
 def test_faulty_samplers_are_refused(members):
     with pytest.raises(AssertionError):
         check_sampler(type("Faulty", (Poisson,), members)(*SIZES))
 
 
+@pytest.mark.long
 def test_check_sampler_finds_rates_too_close_for_the_audit():
     members = {"participations": of_size(2_010)}
     sampler = type("Faulty", (Poisson,), members)(20_000, 2_000, 2)  # 0.5 % too often

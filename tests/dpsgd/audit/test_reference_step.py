@@ -70,6 +70,9 @@ COMBINATIONS = [(case, "flat", "independent") for case in CASES] + [
 ]
 
 
+@pytest.mark.short(
+    "plain-flat-banded", "frozen leaf-automatic-banded", "unit of rows-per-layer-banded"
+)
 @pytest.mark.parametrize(("case", "rule", "noise"), COMBINATIONS)
 def test_compiled_steps_equal_the_reference(case, rule, noise):
     loss_fn, shape, frozen_leaves, takes_key = CASES[case]

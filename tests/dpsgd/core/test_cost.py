@@ -267,6 +267,7 @@ def test_no_guarantee_is_given_at_a_delta_that_permits_a_failure(name, delta):
         DELTAS[name](delta)
 
 
+@pytest.mark.short("50")
 @pytest.mark.parametrize("num_users", [None, 50])
 def test_a_delta_is_compared_with_the_number_of_protected_units(num_users):
     sampler = UserPoisson(**SIZES, max_contributions=20, num_users=num_users)
@@ -562,6 +563,7 @@ def test_interruption_at_equal_rows_in_known_order_costs_nothing():
         assert cost(parts, DELTA).epsilon.upper > 1.2 * alone.upper
 
 
+@pytest.mark.long
 def test_limits_of_adaptive_interruptions_count_epochs_and_steps():
     ranges = [range(30), range(25, 60)]
     for sampler, limits in (

@@ -162,6 +162,7 @@ MISCALIBRATED = [
 ]
 
 
+@pytest.mark.short("platt", "affine")
 @each_kind
 def test_row_vectors_stay_within_the_clipping_norm(kind):
     rng = np.random.default_rng(0)
@@ -191,6 +192,7 @@ def test_no_row_is_clipped(kind):
     assert (counted.clipped_count, counted.nonfinite_count) == (0, 0)
 
 
+@pytest.mark.short("platt", "affine")
 @each_kind
 def test_a_row_without_class_or_number_counts_for_nothing(kind):
     rng = np.random.default_rng(3)
@@ -227,7 +229,7 @@ def test_steps_without_noise_end_at_the_exact_fit(kind, how):
     assert kind.loss(found, data) - kind.loss(exact, data) < 4e-4
 
 
-@pytest.mark.short("*-temperature", "*-affine")
+@pytest.mark.short("8.0-affine")
 @pytest.mark.parametrize("kind", [PLATT, TEMPERATURE, AFFINE], ids=lambda kind: kind.of.kind)
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_chosen_noise_costs_little_loss(kind, epsilon):

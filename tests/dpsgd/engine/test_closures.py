@@ -228,6 +228,7 @@ def test_sound_arrays_are_held(name):
     trained(lambda params, example: hold(sound_loss(params, example)), optimizer_of(hold))
 
 
+@pytest.mark.short("3-*")
 @pytest.mark.parametrize(
     "optimizer",
     [optax.adam(0.1), optax.adamw(0.1), optax.lion(0.1), optax.adafactor(0.1), optax.lamb(0.1)],

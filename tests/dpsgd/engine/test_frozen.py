@@ -82,6 +82,7 @@ def test_leaf_without_a_path_to_the_loss_stays_constant(kind):
         assert same == (name in FROZEN), name
 
 
+@pytest.mark.short("dense")
 @pytest.mark.parametrize("kind", KINDS)
 def test_frozen_leaf_has_no_state_and_changes_no_other_leaf(kind):
     noise, tables = KINDS[kind]

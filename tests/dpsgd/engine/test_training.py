@@ -207,6 +207,7 @@ def test_seed_repeats_a_run_and_voids_the_guarantee():
     assert jax.tree.all(jax.tree.map(np.array_equal, *found))
 
 
+@pytest.mark.short("poisson", "deterministic", "shuffle", "balls-and-bins")
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_two_calls_share_neither_noise_nor_draws(sampler):
     noised, silent = (

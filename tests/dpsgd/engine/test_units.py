@@ -127,6 +127,7 @@ def test_unit_moves_the_noised_sum_by_at_most_c(level):
     assert moved.max() <= 2 * CLIP * (1 + 1e-4)
 
 
+@pytest.mark.long
 def test_audit_catches_units_whose_rows_are_clipped_alone():
     sampler = Multistage(TREE, (3, 2, 4), steps=12, clipped_level=1)
     mechanism = Mechanism(sampler, 1.0, CLIP)

@@ -71,6 +71,7 @@ def value(*parts):
     return norm.scale * norm.length
 
 
+@pytest.mark.short("17", "4096", "3000001")
 @pytest.mark.parametrize(
     "count", [1, 17, 4096, 3_000_001, pytest.param(20_000_003, marks=pytest.mark.long)]
 )

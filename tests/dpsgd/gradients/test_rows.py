@@ -80,6 +80,7 @@ def test_clipped_gradients_of_declared_rows_form_no_table():
     assert kinds[1:] == ["rows", "rows"]
 
 
+@pytest.mark.long
 def test_keyed_loss_draws_its_look_ups_by_its_key():
     def drawn(example, key):
         return {"table": jax.random.randint(key, (2,), 0, R)}
@@ -184,6 +185,7 @@ class Network(nnx.Module):
         return self.layer(self.dropout(jnp.concatenate(x)))[0]
 
 
+@pytest.mark.short("key")
 @pytest.mark.parametrize("keyed", [False, True], ids=["no key", "key"])
 def test_module_with_rows_equals_the_split_module(keyed):
     module = Network(nnx.Rngs(0))

@@ -205,6 +205,7 @@ class OnlyItsOwn(FlatClipping):
         return [norms.clip_factor(group_norms[0], l2_clip_norm, counts)] * 2
 
 
+@pytest.mark.short("each-c*")
 @pytest.mark.mutants
 @pytest.mark.parametrize("faulty", [EachC(), OnlyItsOwn()], ids=["each-c", "first-group"])
 def test_a_rule_that_exceeds_c_is_caught(faulty):

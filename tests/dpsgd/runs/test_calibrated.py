@@ -136,7 +136,7 @@ DECLARED = dict(zip(MOMENTS, (STEPS, STEPS, WHOLE, WHOLE, WHOLE), strict=True))
 KILLED = ("before the sums", "declared and not released", "released and not saved")
 
 
-@pytest.mark.short("*asked to stop", "*released and not saved", "secret-declared and not released")
+@pytest.mark.short("secret-*")
 @pytest.mark.parametrize("where", MOMENTS)
 @pytest.mark.parametrize("insecure", [True, False], ids=["of a seed", "secret"])
 def test_a_run_killed_around_its_sums_resumes_or_recounts_them(
@@ -201,6 +201,7 @@ def test_the_sums_are_audited_before_training_and_resuming(tmp_path, monkeypatch
     assert record["audit"].startswith("passed: the sums over all rows keep what the guarantee")
 
 
+@pytest.mark.long
 def test_a_run_with_too_little_noise_on_sums_leaves_no_files(tmp_path, monkeypatch):
     audit._passed.clear()
     sound = gaussian.add_gaussian_noise

@@ -28,6 +28,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.short("1")
 @pytest.mark.parametrize("seed", ["1", "secret"])
 def test_killed_where_it_hurts_a_run_goes_on(tmp_path, seed):
     assert len(drive(tmp_path, "balls-and-bins-bands", seed, *POINTS)) == len(POINTS)

@@ -74,7 +74,7 @@ def model(folder):
     return Continue if step == STEPS or (kept and alike) else NewAttempt
 
 
-@pytest.mark.short("0", "1")
+@pytest.mark.short("0")
 @pytest.mark.parametrize("seed", range(5))
 def test_random_histories_are_resumed_as_the_model_does(seed):
     rng = np.random.default_rng(seed)

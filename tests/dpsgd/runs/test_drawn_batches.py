@@ -47,6 +47,7 @@ def test_a_run_on_drawn_batches_is_exact_and_destroys_them(whole, tmp_path, monk
     assert not {"secret.json", "batches.json", "checkpoints"} & {f.name for f in out.iterdir()}
 
 
+@pytest.mark.short("at the stop")
 @pytest.mark.parametrize("when", ["before the run", "at the stop"])
 def test_a_run_that_was_stopped_reads_on_at_the_right_step(whole, tmp_path, monkeypatch, when):
     out, folder = tmp_path / "run", tmp_path / "batches"
@@ -66,6 +67,7 @@ def test_a_run_that_was_stopped_reads_on_at_the_right_step(whole, tmp_path, monk
     assert not folder.exists()
 
 
+@pytest.mark.short("stopped")
 @pytest.mark.parametrize("begun", [True, False], ids=["begun", "stopped"])
 def test_batches_belong_to_the_attempt_that_drew_them(tmp_path, monkeypatch, begun):
     out, folder = tmp_path / "run", tmp_path / "batches"

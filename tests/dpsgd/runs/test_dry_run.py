@@ -51,6 +51,7 @@ CASES = {
 }
 
 
+@pytest.mark.short("open", "given")
 @pytest.mark.parametrize(("task", "spec"), CASES.values(), ids=CASES)
 def test_a_dry_run_reads_no_row_and_prices_the_run(task, spec, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -67,7 +67,7 @@ def ran(tmp_path_factory):
     return of
 
 
-@pytest.mark.short("dense", "auto bands", "decay", "own sampler", "platt", "table")
+@pytest.mark.short("dense", "table")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(kind, ran):
     folder, _ = ran(kind)

@@ -223,6 +223,7 @@ def test_joint_cost_counts_initial_models_once_and_attempts_each():
     assert UNKNOWN in cost(started, 1e-5).sentence()
 
 
+@pytest.mark.short("both")
 @pytest.mark.parametrize("interrupted", ["initial", "run", "both"])
 def test_joint_cost_has_a_second_price_if_a_run_was_interrupted(interrupted):
     mechanism = Mechanism(BallsAndBins(1000, batch_size=100, epochs=2), 2.0, 1.0)
@@ -434,6 +435,7 @@ class Sized(Words):
         return dataclasses.replace(Words(), width=self.dim or 5).init(seed)
 
 
+@pytest.mark.short("exported")
 @pytest.mark.parametrize("form", KNOWN)
 def test_open_settings_of_a_task_are_those_of_the_initial_model(form, tmp_path):
     run(Sized(dim=2, sizes=(3, 4), places=tmp_path, data="monday"), config(), tmp_path / "run")

@@ -85,6 +85,7 @@ def test_an_average_of_no_steps_is_refused(how):
         averaged(optax.sgd(1.0), STEPS, **how)
 
 
+@pytest.mark.short("average_decay")
 @pytest.mark.parametrize("option", ["average_tail", "average_decay"])
 def test_a_run_releases_the_average_of_its_iterates(option, tmp_path, monkeypatch):
     spec = config_of(optimizer="sgd", learning_rate=0.1, insecure_seed=3)
@@ -102,6 +103,7 @@ def test_a_run_releases_the_average_of_its_iterates(option, tmp_path, monkeypatc
     np.testing.assert_allclose(weights(tmp_path / "mean"), expected, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_a_calibration_is_of_the_average(tmp_path):
     with few_rows_are_calibrated():
         for out, more in {"mean": {"average_tail": 1.0}, "last": {}}.items():

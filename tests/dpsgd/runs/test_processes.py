@@ -84,6 +84,7 @@ def test_one_that_does_not_come_is_named():
 DRIVER = Path(__file__).with_name("process_driver.py")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_two_killed_processes_resume_to_the_bits_of_two_devices():
     passed(f"{DRIVER}::test_killed")

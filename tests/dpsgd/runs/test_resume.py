@@ -208,6 +208,7 @@ def drawn_by(seeds, sampler, steps):
     return [np.concatenate(source.passes_by_shard(step)[0]) for step in steps]
 
 
+@pytest.mark.short("shuffle", "balls-and-bins")
 @pytest.mark.parametrize("name", ["balls-and-bins", "balls-and-bins, fixed", "shuffle", "poisson"])
 def test_each_example_takes_part_once_an_epoch_over_a_clean_stop(tmp_path, monkeypatch, name):
     kind, _, fixed = name.partition(", ")
@@ -486,6 +487,7 @@ def damage_an_array(path):
     np.savez(path, allow_pickle=False, **{**arrays, name: arrays[name] + 1})
 
 
+@pytest.mark.short("newest gone")
 @pytest.mark.parametrize("damaged", [True, False], ids=["newest damaged", "newest gone"])
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, damaged):
     ours, theirs = (often(line, tmp_path / name) for name in ("ours", "theirs"))

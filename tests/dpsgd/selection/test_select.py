@@ -467,7 +467,7 @@ UNEQUAL = {
 }
 
 
-@pytest.mark.short("sampler-last", "sums-*", "noise-*", "epochs-*")
+@pytest.mark.short("sums-*", "noise-*", "epochs-*")
 @pytest.mark.parametrize("dearest", ["first", "last"])
 @pytest.mark.parametrize("differing", UNEQUAL)
 def test_unequal_candidates_cost_what_the_dearest_does(differing, dearest):

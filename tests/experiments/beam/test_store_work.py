@@ -42,6 +42,7 @@ def test_the_store_is_bit_for_bit_that_of_one_process(one_process, tmp_path, ran
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
+@pytest.mark.short("criteo-search")
 def test_gzip_files_and_unterminated_files_are_read_alike(one_process, tmp_path):
     name, files, local = one_process
     changed = [tmp_path / file.name for file in files]

@@ -88,6 +88,7 @@ def test_a_record_has_everything_that_measures_a_figure_again(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.short("sizes1*")
 @pytest.mark.parametrize(
     ("sizes", "status", "why"),
     [
@@ -165,6 +166,7 @@ def test_invalid_commands_are_refused(words, why, capsys):
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_recorded_command_measures_a_case_again(tmp_path):
     file = tmp_path / "record.json"
     asked = ["accounting", "-k", "bins 100", "--quick", "--json", str(file)]

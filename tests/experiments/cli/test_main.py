@@ -149,6 +149,7 @@ def test_a_bad_run_is_refused_in_one_line_and_leaves_nothing(store, tmp_path, co
     assert not out.exists()
 
 
+@pytest.mark.short("declared")
 @pytest.mark.parametrize("declared", [False, True], ids=["hashed", "declared"])
 def test_groups_of_a_table_are_named_by_its_values(declared, tmp_path, command):
     rows = [f"{i % 2},{('Rome', 'Oslo', '')[i % 3]},{i}" for i in range(120)]

@@ -142,6 +142,7 @@ def test_every_option_refuses_a_wrong_value_in_one_line(name, examples, command)
         assert re.search(r"did you mean --|--help` lists them$", line)
 
 
+@pytest.mark.long
 def test_options_stand_in_any_order():
     parts = [["store"], ["--batch-size", "512"], ["--epochs=1"], ["--noise-multiplier", "1"]]
     parts += [["--out", "o"], ["--hidden", "4", "8", "--audit"]]

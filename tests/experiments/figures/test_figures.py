@@ -103,6 +103,7 @@ def test_the_comparison_prints_and_draws_what_it_computes(tmp_path, monkeypatch,
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
+@pytest.mark.long
 def test_noise_at_equal_privacy_brackets_the_target():
     profiles = {
         name: sampler.privacy for name, sampler in comparison.all_samplers(1000, 100, 1).items()
@@ -126,6 +127,7 @@ def test_noise_of_fixed_batches_brackets_the_analytic_gaussian():
         assert point["lower"] < root < point["upper"] < point["lower"] * (1 + 3e-4)
 
 
+@pytest.mark.long
 def test_recorded_crossings_are_tight_with_one_sign_change():
     rows = json.loads((RECORDS / "crossing.json").read_text())
     assert len(rows) == 187

@@ -307,6 +307,7 @@ TAMPERED |= {
 }  # fmt: skip
 
 
+@pytest.mark.short("*another*", "resume-*", "score-*", "export-*")
 @pytest.mark.parametrize(
     ("asked", "tampered"),
     [(asked, name) for name, (_, of, _) in TAMPERED.items() for asked in sorted(of)],

@@ -168,6 +168,7 @@ def point_of(values):
     return {"value": mean, "standard_error": error, "runs": n}
 
 
+@pytest.mark.long
 def test_means_are_distinguished_by_welchs_test():
     rng, wrong = np.random.default_rng(0), 0
     for first, second in (0.7 + 0.002 * rng.normal(size=(2000, 2, 3))).tolist():

@@ -249,6 +249,7 @@ def test_a_missing_file_is_answered_with_the_shipped_ones(tmp_path, monkeypatch)
 SWEEPS = sorted({*SHIPPED.glob("*.toml")} - {SHIPPED / "private-selection.toml"})
 
 
+@pytest.mark.short("*[!r]")
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_shipped_sweep_can_be_asked_for_by_name(path):
     sweep = Sweep.read(Path(path.stem))

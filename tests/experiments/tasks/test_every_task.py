@@ -82,6 +82,7 @@ NEIGHBOURS = {"clicks": changed_clicks, "images": changed_images, "ratings": cha
 """What writes the data of each built-in task, or the same with one changed training row."""
 
 
+@pytest.mark.short("clicks*")
 @pytest.mark.parametrize("name", NEIGHBOURS)
 def test_one_changed_row_changes_no_shape_count_or_program(name, tmp_path):
     tasks = []

@@ -97,6 +97,7 @@ def coupled(monkeypatch):
     monkeypatch.setattr(RowLoss, "__call__", call)
 
 
+@pytest.mark.short("0 and 1")
 @pytest.mark.usefixtures("coupled")
 @pytest.mark.parametrize("generated", GENERATED.values(), ids=GENERATED)
 def test_coupled_tables_do_not_add_up(generated):
@@ -104,6 +105,7 @@ def test_coupled_tables_do_not_add_up(generated):
     assert {ADDS_UP, UNCLIPPED} <= set(failures)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("coupled")
 def test_a_run_with_a_coupled_table_is_refused():
     with pytest.raises(ValueError, match=ADDS_UP):
@@ -115,6 +117,7 @@ def fresh():
     return with_rows(plain.lookups, loss_of_rows)
 
 
+@pytest.mark.short("0 and 1-*", "uniform-True", "two examples-True")
 @pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize("generated", GENERATED.values(), ids=GENERATED)
 def test_sound_sums_add_up(generated, lazy):

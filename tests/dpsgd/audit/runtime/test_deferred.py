@@ -91,6 +91,7 @@ KEYED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("params", "loss"), KEYED.values(), ids=KEYED)
 def test_look_ups_that_depend_on_keys_pass(params, loss):
     algorithm = dpsgd(loss, optax.sgd(0.01), tables=LazyTables(0.1, 0.9))
@@ -134,6 +135,7 @@ def others_are_given(self, num_steps):
 OF, AT, OF_RUN = RunLaws.block_arrays, Gaps.ending_at, LazyTables.of_run
 
 
+@pytest.mark.short("a gap's prefix")
 @pytest.mark.parametrize(
     ("owner", "name", "planted", "check"),
     [

@@ -156,7 +156,7 @@ KINDS = {
 }
 
 
-@pytest.mark.short("one example a batch", "hardly any noise", "next to the least C")
+@pytest.mark.short("next to the least C")
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_sound_steps_of_every_shape_equal_the_definition(kind):
     for how in ({}, {"loss_fn": None}):
@@ -254,6 +254,7 @@ RULES = {
 }
 
 
+@pytest.mark.short("loss key", "bands", "frozen leaf", "NaN*")
 @pytest.mark.parametrize(("algorithm", "how"), RULES.values(), ids=RULES)
 def test_sound_steps_of_every_rule_equal_the_definition(algorithm, how):
     report = audited(algorithm, **how)
@@ -264,6 +265,7 @@ def test_an_own_rule_that_clips_too_little_is_caught():
     assert not audited(dpsgd(loss_fn, SGD, clipping=OwnRule(1.02))).passed
 
 
+@pytest.mark.long
 def test_noise_of_one_bfloat16_number_passes_under_any_root():
     def loss(params, example):
         return (params["b"] * example.astype(params["b"].dtype)).astype(jnp.float32)

@@ -51,6 +51,7 @@ def test_a_gap_is_what_the_update_rule_does_to_noise(schedule, momentum):
             assert_same(looked_up(gaps, start, stop), truth(start, stop))
 
 
+@pytest.mark.short("0.0")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_covariance_roots_are_exact_to_float32_digits(momentum):
     """Of a gap, L L^T is V; and what has no noise of its own there gets none that shows."""

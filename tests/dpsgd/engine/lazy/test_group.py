@@ -153,6 +153,7 @@ def standardised(found, tables, sigma):
     return moved / stddev
 
 
+@pytest.mark.long
 @EACH_KIND
 def test_noise_has_one_law_however_often_rows_are_read(tables):
     """False alarms: below 1e-7 for each of six tests."""
@@ -356,6 +357,7 @@ def test_what_a_flush_draws_is_another_noise_in_each_attempt():
     assert np.mean(first == other) < 0.01  # one key would make all of them equal
 
 
+@pytest.mark.long
 def test_resumed_run_is_flushed_at_the_same_multiples():
     whole = blocks(flush_every=6)
     kinds = [(int(state.step), state.pending) for state in whole]

@@ -389,6 +389,7 @@ def test_line_is_right_far_into_a_file_and_after_long_fields(tmp_path, monkeypat
     assert csv.field_size_limit() == 131_072
 
 
+@pytest.mark.short("table", "parquet", "display")
 @pytest.mark.parametrize("kind", [*FORMATS, "parquet"])
 def test_memory_is_that_of_a_few_blocks(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 16)
@@ -408,6 +409,7 @@ def test_memory_is_that_of_a_few_blocks(kind, tmp_path, monkeypatch):
 # --- Spans ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(
     rows=st.lists(st.sampled_from(["0", "1"]), min_size=1, max_size=9),

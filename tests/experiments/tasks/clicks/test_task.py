@@ -115,6 +115,7 @@ def test_loss_prediction_and_metrics_are_of_one_model(task):
     assert metrics["validation_auc"] == again["auc"]
 
 
+@pytest.mark.short("linear", "small", "wide*")
 def test_calibration_scales_and_shifts_the_logit(of_any_model):
     (task, params), rows = of_any_model, of_any_model[0].columns()
     fitted = task.calibration()
