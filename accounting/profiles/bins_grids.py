@@ -16,7 +16,7 @@ import scipy
 from accounting.algebra.composition import composed
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Ratio
 from accounting.algebra.lower import LowerRatio
-from accounting.algebra.mixtures import release_ratio
+from accounting.algebra.mixtures import MOST_CELLS, release_ratio
 from accounting.algebra.refinement import GridError, Point, largest_delta
 from accounting.algebra.upper import UpperRatio
 from accounting.profile import Curve
@@ -121,7 +121,8 @@ class _Grid(NamedTuple):
     def _work(self, times: int, bins: tuple[int, ...]) -> float:
         steps, sigma = self.steps(times, max(bins)), self.sigma / math.sqrt(times)
         span = 1.0 / sigma**2 - 2.0 * float(scipy.special.ndtri(self.tail)) / sigma
-        atoms = span / steps[0]
+        if (atoms := span / steps[0]) > MOST_CELLS:
+            return math.inf
         distances = (min(atoms, (2.0 - math.log(min(step, 1.0))) / step) for step in steps)
         additions = 1.0 + sum(count.bit_count() for count in bins) / max(bins).bit_length()
         return additions * sum(d * (atoms + _WORK_PER_DISTANCE) for d in distances)
