@@ -119,7 +119,12 @@ def refuse_existing(path: Path) -> None:
 
 
 def save_seed(path: Path, seed: int) -> None:
-    """Writes the sampling seed beside batch files, for worker processes."""
+    """Writes the sampling seed beside batch files, for worker processes.
+
+    Args:
+      path: Folder of the batch files.
+      seed: Sampling seed of 256 bits.
+    """
     write_secret(path / SEED, f"{seed:064x}".encode())
 
 
@@ -130,7 +135,12 @@ def load_seed(path: Path) -> int:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Writes a file of mode 0600, atomically among processes."""
+    """Writes a file of mode 0600, atomically among processes.
+
+    Args:
+      path: File to write.
+      content: Bytes of the file.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET)
     try:
@@ -326,7 +336,12 @@ class BatchFiles(BatchSource):
 
 
 def forget(path: Path, run: str) -> None:
-    """Destroys a run's batch files, and their folder if empty."""
+    """Destroys a run's batch files, and their folder if empty.
+
+    Args:
+      path: Folder of the batch files.
+      run: Name of the run; files of another run stay.
+    """
     if not path.is_dir() or path.is_symlink():
         return
     try:

@@ -190,6 +190,10 @@ def matching_leaves(params: PyTree, pattern: str) -> set[int]:
     >>> sorted(matching_leaves({"bias": 0.0, "kernel": 0.0}, "kern"))
     [1]
 
+    Args:
+      params: Pytree of parameters.
+      pattern: Regular expression, found anywhere in a name.
+
     Raises:
       ValueError: If no name matches.
     """

@@ -94,7 +94,7 @@ Decision = Continue | NewAttempt | Refuse
 def decide(
     history: History, saved: Saved | None, stop: Stop | None, terms: Terms, drawing: str
 ) -> Decision:
-    """Decides from a run's files how the run resumes, from `saved` or from its start.
+    """Decides how a run resumes, from `saved` or from its start.
 
     Args:
       history: Ledger of the run.
@@ -257,7 +257,7 @@ class StopFile:
 
     @property
     def remains(self) -> list[Path]:
-        """Existing files of a clean stop, also of a process that died while it wrote them."""
+        """Existing files of a clean stop, half-written ones included."""
         paths = self._reserved, self.path, unfinished_path(self.path)
         return [path for path in paths if os.path.lexists(path)]
 
@@ -275,7 +275,9 @@ class StopFile:
         write_atomically(self.path, lambda file: file.write(content), **options)
 
     def read(self, sampler: BatchSampler) -> Stop | None:
-        """Reads a clean stop; None if missing, damaged, or without the seed that it needs.
+        """Reads a clean stop; None if missing or damaged.
+
+        A stop without the seed that it needs counts as damaged.
 
         Raises:
           ValueError: if the file is a link or has other names, under which the seed would remain.

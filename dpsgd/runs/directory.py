@@ -62,7 +62,7 @@ class Configuration(NamedTuple):
     """Resolved settings."""
     task: dict[str, Any]
     """The task's "name", "settings" and "description", as JSON values."""
-    where: str
+    damage: str
     """Prefix of error messages."""
 
 
@@ -210,14 +210,14 @@ class RunDirectory:
         Raises:
           ValueError: if the file is damaged, or leaves an option open.
         """
-        where = f"{self.path / 'config.json'} is damaged, or of another version"
+        damage = f"{self.path / 'config.json'} is damaged, or of another version"
         record = self.read_json("config.json")
         if importing is not None:
-            import_named(record, REGISTRIES, where, importing)
-        spec = RunSpec.from_record(record, where)
-        task = checked(record.get("task"), dict[str, Any], f"{where}: task")
-        fields_of(TaskRecord, task, where=f"{where}: task")
-        return Configuration(record, spec, task, where)
+            import_named(record, REGISTRIES, damage, importing)
+        spec = RunSpec.from_record(record, damage)
+        task = checked(record.get("task"), dict[str, Any], f"{damage}: task")
+        fields_of(TaskRecord, task, where=f"{damage}: task")
+        return Configuration(record, spec, task, damage)
 
     def config(self, history: History) -> dict[str, Any]:
         """Reads the configuration's record.

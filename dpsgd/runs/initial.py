@@ -94,8 +94,8 @@ class EarlierModel:
             names = _texts(self.task.get("description")) - _texts(to_json(task.describe()))
             if not names:
                 raise
-            shown = ", ".join(f"{name!a:.80}" for name in sorted(names)[:5])
-            problem = f"the earlier model used other columns (it has {shown}): {error}"
+            columns = ", ".join(f"{name!a:.80}" for name in sorted(names)[:5])
+            problem = f"the earlier model used other columns (it has {columns}): {error}"
             raise ValueError(problem) from None
 
 

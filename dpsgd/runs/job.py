@@ -220,8 +220,11 @@ class Training:
             return audit_program(*run, state=state, layout=layout, root=root)
 
         def queries() -> AuditReport:
-            run = refinement, mechanism, state.params, rows()
-            return audit_queries(*run, placement=place, root=root)
+            assert refinement is not None, "asked for below"
+            parameters, probes = state.params, rows()
+            return audit_queries(
+                refinement, mechanism, parameters, probes, placement=place, root=root
+            )
 
         if int(state.step) < mechanism.sampler.num_steps:
             progress("auditing the program and the sampler")

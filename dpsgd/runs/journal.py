@@ -219,7 +219,7 @@ def _check_state(state: TrainState, processes: Processes) -> None:
 
 
 def draw_of(start: Start, history: History) -> tuple[Draw, int]:
-    """Returns the draw of the last attempt's remaining batches, and its sampling seed.
+    """Returns the draw of remaining batches, and its seed.
 
     Args:
       start: Job, state and keys with which the run begins or resumes.

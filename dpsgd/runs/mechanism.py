@@ -141,7 +141,7 @@ class Unscaled(NamedTuple):
 
     @classmethod
     def from_spec(cls, spec: RunSpec, population: Population) -> Unscaled:
-        """Returns the mechanism of a spec that leaves only its noise multiplier open.
+        """Returns the mechanism of a spec without open settings.
 
         Args:
           spec: Settings of the run.
@@ -231,5 +231,10 @@ def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
 
 
 def impossible(calibration: str | None, why: object) -> str:
-    """Returns the message that a calibration is not possible, with the reason."""
+    """Returns the message that refuses a calibration.
+
+    Args:
+      calibration: Kind of the calibration that was asked for.
+      why: Reason in words.
+    """
     return f"calibration={calibration} is not possible: {why}; leave it out"

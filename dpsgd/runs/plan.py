@@ -178,8 +178,8 @@ def _recorded_task(config: Configuration, given: Task | None, progress: Progress
 
     Raises ValueError if its data cannot be trained on, or its description has changed.
     """
-    record, where = config.task, config.where
-    task = load(record, where) if given is None else _as_chosen(given, config)
+    record = config.task
+    task = load(record, config.damage) if given is None else _as_chosen(given, config)
     progress("checking the data")
     description = record["description"]
     check_task(task, record["name"] or "the task")
@@ -195,7 +195,7 @@ def _recorded_task(config: Configuration, given: Task | None, progress: Progress
 
 def _as_chosen(task: Any, config: Configuration) -> Any:
     """Returns a task with the settings that the run once chose."""
-    location = f"{config.where}: chosen"
+    location = f"{config.damage}: chosen"
     chosen = checked(config.record.get("chosen", {}), dict[str, Any], location)
     choices = checked(chosen.get("task", {}), dict[str, dict[str, Any]], f"{location}: task")
     values = {name: choice.get("value") for name, choice in choices.items()}
@@ -210,7 +210,9 @@ def recorded_job(
     given: Task | None,
     execution: Execution,
 ) -> Job:
-    """Returns the compiled job of a recorded run, on the data with which it began.
+    """Returns the compiled job of a recorded run.
+
+    Its data are those with which it began.
 
     Args:
       folder: Run directory.
@@ -243,9 +245,9 @@ def recorded_job(
 def start_run(
     folder: RunDirectory, ledger: Ledger, job: Job, execution: Execution, *, audited: bool
 ) -> Start:
-    """Returns the audited start of a run, equal in all processes.
+    """Returns the audited start of a run.
 
-    A new attempt begins in the ledger if the last one cannot continue.
+    It is equal in all processes. A new attempt begins if the last one cannot continue.
 
     Args:
       folder: Run directory.

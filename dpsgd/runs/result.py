@@ -160,7 +160,9 @@ def proved(history: History) -> dict[str, Any]:
 def write_report(
     folder: RunDirectory, history: History, record: dict[str, Any], origin: str = ""
 ) -> dict[str, Any]:
-    """Writes the guarantee and the report of a finished run; returns the report's content.
+    """Writes guarantee and report of a finished run.
+
+    It returns the content of the report.
 
     Args:
       folder: Run directory, with its configuration.
@@ -241,7 +243,7 @@ class Bundle:
         """Returns the content of `MODEL`.
 
         Args:
-          path: Folder with the other files of the export.
+          path: Folder with parameters and guarantee of the export.
           task: Record of the task.
         """
         sums = _checksums(path, task)
@@ -249,6 +251,6 @@ class Bundle:
 
 
 def _checksums(path: Path, task: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the SHA-256 of the task's record and of the other files."""
+    """Returns the SHA-256 of the task's record, parameters and guarantee."""
     sums = {MODEL: hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()}
     return sums | {name: file_sha256(path / name) for name in (PARAMS, GUARANTEE)}

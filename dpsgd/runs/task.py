@@ -163,8 +163,8 @@ def settled(
 ) -> tuple[Any, dict[str, dict[str, Any]]]:
     """Returns a task with its open settings chosen, and the choices.
 
-    Settings that are None are those of the earlier task, if it has the same name, or else chosen by
-    the task's method `settle`, if any. The second result gives "value" and "why" by setting.
+    Settings that are None come from the earlier task, if it has the same name, or else from the
+    task's method `settle`, if any. The second result gives "value" and "why" by setting.
 
     Args:
       task: Task of the new run.

@@ -62,8 +62,8 @@ class Terms:
         if body.get("initial") is not None:
             model = checked(body["initial"], dict[str, Any], "initial")
             segments = segments_from_records(model["segments"])
-            known = fields_of(Initial, model, ("sha256", "name"))
-            started["initial"] = Initial(segments=segments, **known)
+            names = fields_of(Initial, model, ("sha256", "name"))
+            started["initial"] = Initial(segments=segments, **names)
         return cls(_segment_from_record(body, **started), **values)
 
 
@@ -84,7 +84,7 @@ def _segment_from_record(body: Mapping[str, Any], **more: Any) -> Segment:
 def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
     """Returns a mechanism's terms as JSON values.
 
-    They are all that its cost depends on.
+    Its cost depends on nothing else.
 
     >>> from samplers import Poisson
     >>> mechanism = Mechanism(Poisson(1_000, batch_size=50), 1.0, l2_clip_norm=4.0)
@@ -229,7 +229,7 @@ class Selection:
           terms: Terms of the released model.
 
         Raises:
-          ValueError: if they are not those of a candidate.
+          ValueError: if no candidate has these terms.
         """
         if not any(is_trial_of(candidate, terms) for candidate in self.candidates):
             raise ValueError("the released model is of none of the declared candidates")
