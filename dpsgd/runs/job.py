@@ -219,13 +219,6 @@ class Training:
             run = self.algorithm, mechanism, state.params, rows()
             return audit_program(*run, state=state, layout=layout, root=root)
 
-        def queries() -> AuditReport:
-            assert refinement is not None, "asked for below"
-            parameters, probes = state.params, rows()
-            return audit_queries(
-                refinement, mechanism, parameters, probes, placement=place, root=root
-            )
-
         if int(state.step) < mechanism.sampler.num_steps:
             progress("auditing the program and the sampler")
             report = once(program, state, block, (same, self.algorithm, mechanism, layout))
@@ -233,6 +226,11 @@ class Training:
             audited_parts += ["the compiled program", *["the draws"] * report.sampler_audited]
         if refinement is not None:
             progress("auditing the sums over all rows")
+
+            def queries() -> AuditReport:
+                run = refinement, mechanism, state.params, rows()
+                return audit_queries(*run, placement=place, root=root)
+
             key = same, refinement, mechanism.sums_mechanism(), place
             checks += once(queries, state.params, sums[0], key).checks
             audited_parts.append("the sums over all rows")
