@@ -23,7 +23,7 @@ from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import BlockInputs, Watch, flush_noise
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.gradients.losses import example_keys
-from dpsgd.gradients.rows import RowLoss, declared_rows, index_ranges, lookups_read_keys
+from dpsgd.gradients.rows import declared_rows, index_ranges, lookups_read_keys
 from dpsgd.noise.keys import Keys, RootKey
 from samplers import BatchSource
 from samplers.batches import IndexBlock, zeros
@@ -185,15 +185,11 @@ class Probe:
         names = leaf_names(self.state.raw_params)
         return {k: np.unique(np.asarray(lookups[names[k]])[real]) for k in self.state.tables}
 
-    @property
-    def _declared(self) -> RowLoss:
-        declared = declared_rows(self.algorithm.loss_fn)
-        assert declared is not None, "or it had no lazy tables"
-        return declared
-
     @functools.cached_property
     def _looked_up_at(self) -> Callable[[tuple[Any, ...]], dict[str, Any]]:
-        declared, shapes = self._declared, jax.eval_shape(lambda: self.state.raw_params)
+        declared = declared_rows(self.algorithm.loss_fn)
+        assert declared is not None, "or it had no lazy tables"
+        shapes = jax.eval_shape(lambda: self.state.raw_params)
         return jax.jit(jax.vmap(lambda batch: declared.places(shapes, *batch)))
 
     def drawn_plan(self, step: int, attempt: int) -> IndexBlock:

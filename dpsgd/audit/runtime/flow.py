@@ -172,29 +172,16 @@ class _Reader:
         if name in _CALLS:
             return self.read(params.get("jaxpr", params.get("call_jaxpr")), inputs)
         if name == "while":
-            first, second = params["cond_nconsts"], params["body_nconsts"]
-            cond_consts, consts, carry = (
-                inputs[:first],
-                inputs[first:][:second],
-                inputs[first + second :],
-            )
-            return self._loop(
-                params["body_jaxpr"], consts, carry, (), params["cond_jaxpr"], cond_consts
-            )
+            sizes = params["cond_nconsts"], params["body_nconsts"]
+            of_condition, consts, carry = _split(inputs, *sizes)
+            condition = params["cond_jaxpr"], of_condition
+            return self._loop(params["body_jaxpr"], consts, carry, (), condition)
         if name == "scan":
-            first, second = params["num_consts"], params["num_carry"]
-            consts, carry, slices = (
-                inputs[:first],
-                inputs[first:][:second],
-                inputs[first + second :],
-            )
-            return self._loop(params["jaxpr"], consts, carry, slices)
+            parts = _split(inputs, params["num_consts"], params["num_carry"])
+            return self._loop(params["jaxpr"], *parts)
         if name == "cond":
-            first, *other_branches = [
-                self.read(branch, inputs[1:]) for branch in params["branches"]
-            ]
-            outputs, faults = first
-            for alternative, wrong in other_branches:
+            (outputs, faults), *others = [self.read(x, inputs[1:]) for x in params["branches"]]
+            for alternative, wrong in others:
                 outputs = [_either(x, y) for x, y in zip(outputs, alternative, strict=True)]
                 faults = faults | wrong  # of one branch: of each sum the most releases
             return [x.with_labels(inputs[0].labels) for x in outputs], faults
@@ -280,8 +267,7 @@ class _Reader:
         consts: Sequence[Flow],
         carry: list[Flow],
         slices: Sequence[Flow],
-        condition: Any = None,
-        cond_consts: Sequence[Flow] = (),
+        condition: tuple[Any, list[Flow]] | None = None,
     ) -> tuple[list[Flow], Found]:
         """Returns the flows of a loop's outputs, after any number of iterations.
 
@@ -293,7 +279,8 @@ class _Reader:
             rounds = list(zip(carry, outputs, strict=False))  # after these come a scan's own
             next_carry = [_either(x, _stale(y), STEP) for x, y in rounds]
             if next_carry == carry and condition is not None:  # then what the trip count tells
-                (predicate,), _ = self.read(condition, [*cond_consts, *carry])
+                test, of_test = condition
+                (predicate,), _ = self.read(test, [*of_test, *carry])
                 next_carry = [x.with_labels(_whence(predicate.labels, x.labels)) for x in carry]
             if next_carry == carry:
                 without = {x.name for x in (*consts, *carry, *slices)}
@@ -301,6 +288,11 @@ class _Reader:
                 faults = faults + Counter(again)
                 return [_either(x, y, _LAST) for x, y in rounds] + outputs[len(carry) :], faults
             carry = next_carry
+
+
+def _split(inputs: list[Flow], first: int, second: int) -> tuple[list[Flow], ...]:
+    """Splits inputs into parts of the given lengths, and the remainder."""
+    return inputs[:first], inputs[first : first + second], inputs[first + second :]
 
 
 def _keeps_digits(old: Any, new: Any) -> bool:
@@ -343,12 +335,9 @@ def flow_checks(
     )
     reader = _reader(mechanism)
     (final_state, _, watched), wrong = _through(reader, trace, inputs_flow)
-    params, tables = final_state.params_without_tables, final_state.lazy_tables
     leaks = [
-        *_leaks("parameters", params, _SECRET),
-        *_leaks("optimizer state", final_state.opt_state, _SECRET),
+        *_state_leaks("", final_state),
         *_leaks("noise state", final_state.noise, _DATA),
-        *_leaks("tables", tables, _OF_TABLES),
         *_leaks("values recorded by a block", () if final_state.pending else watched, _SECRET),
     ]
     example = shapes_of_rows(data, *mechanism.sampler.clipped_shape)
@@ -356,7 +345,7 @@ def flow_checks(
     leaks += _leaks("frozen parameters", still, frozenset({RELEASE}))
     if final_state.step != Flow(frozenset({STEP}), _LAST):
         leaks.append("the step counter does not advance by one in each step")
-    if RELEASE not in _union(jax.tree.leaves((params, tables))):
+    if RELEASE not in _union(jax.tree.leaves(final_state.raw_params)):
         leaks.append("no release reaches the parameters")
     if final_state.pending:
         flush_leaks, flush_faults = _flush(
@@ -390,11 +379,7 @@ def _flush(
     trace = flush_program(algorithm, (state, gap_laws, key, scales), layout.placement).traced
     inputs = _state(state), _all(gap_laws, _PUBLIC), _argument(KEY), _scales(scales)
     (flushed, _), wrong = _through(reader, trace, inputs)
-    leaks = [
-        *_leaks("flushed parameters", flushed.params_without_tables, _SECRET),
-        *_leaks("flushed optimizer state", flushed.opt_state, _SECRET),
-        *_leaks("flushed tables", flushed.lazy_tables, _OF_TABLES),
-    ]
+    leaks = _state_leaks("flushed ", flushed)
     if any(NOISE not in flow.labels for flow in jax.tree.leaves(flushed.lazy_tables)):
         leaks.append("a table is flushed without noise")
     return leaks, wrong
@@ -410,6 +395,14 @@ def _through(
     if max(released.values(), default=0) > 1:
         wrong |= {"a sum is released more than once in a step"}
     return jax.tree.unflatten(jax.tree.structure(trace.out_info), outputs), wrong
+
+
+def _state_leaks(prefix: str, state: TrainState) -> list[str]:
+    return [
+        *_leaks(f"{prefix}parameters", state.params_without_tables, _SECRET),
+        *_leaks(f"{prefix}optimizer state", state.opt_state, _SECRET),
+        *_leaks(f"{prefix}tables", state.lazy_tables, _OF_TABLES),
+    ]
 
 
 def _leaks(place: str, tree: PyTree, forbidden: frozenset[str]) -> list[str]:
