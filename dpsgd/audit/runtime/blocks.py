@@ -114,7 +114,7 @@ class _Blocks:
         self._expected = ExpectedNoise(probe)
         self._all = range(probe.first_step, probe.mechanism.sampler.num_steps)
         fits = size * probe.places * probe.layout.block_steps <= _WORK
-        self._block = probe.layout.block_steps if fits else _SHORT
+        self._first = None if fits else _SHORT  # period of the ends of the first blocks
         self._places = [
             np.asarray(indices)
             if k in (*probe.tables, *probe.frozen)
@@ -125,13 +125,14 @@ class _Blocks:
 
     def checks(self) -> list[CheckResult]:
         """Runs blocks, and returns their checks."""
-        every = self._all
-        first = range(every.start, min(every.stop, every.start + self._block + 1))
+        every, alone = self._all, not self._probe.tables  # no copies of pending noise
+        stop = every.start + alone + (self._first or self._probe.layout.block_steps)
+        first = range(every.start, min(every.stop, stop))
         last = range(max(first.stop, every.stop - _LAST), every.stop)
         middle = self._middle(first, last)
         segments = [steps for steps in (first, middle, last) if steps]
         for steps in segments:
-            self._run(steps, compares_first=steps != middle and not self._probe.tables)
+            self._run(steps, compares_first=alone and steps != middle)
         words = ", ".join(f"{s.start:,} to {s.stop - 1:,}" for s in segments)
         detail = f"{len(self._dispatched.declared)} blocks of steps {words}"
         check = self._noise.check(f"{detail}; {self._noise.compared:,} numbers of their noise")
@@ -183,9 +184,8 @@ class _Blocks:
         self, state: Any, mechanism: Mechanism, steps: range
     ) -> tuple[TrainState, np.ndarray]:
         """Returns the state after some steps, and the recorded coordinates of every step."""
-        flush_every = steps.stop if len(steps) == 1 else _SHORT
-        if len(steps) >= self._probe.layout.block_steps:
-            flush_every = None
+        flush_every = self._first if steps.start <= self._all.start + 1 else _SHORT
+        flush_every = steps.stop if len(steps) == 1 else flush_every
         rows, stop = [], steps.start
         blocks = self._probe.blocks(
             jax.tree.map(_copied, state),

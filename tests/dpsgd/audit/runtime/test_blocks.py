@@ -128,6 +128,10 @@ def continued_before_the_last(blocks):
     return len(blocks) > 1 and blocks[-2][1] == start and stop < SHUFFLE.num_steps
 
 
+def of_several_steps(blocks):
+    return blocks[-1][1] - blocks[-1][0] > 2
+
+
 def no_noise_in_the_first_block(patch):
     first_steps = []
 
@@ -147,18 +151,19 @@ def the_keys_of_the_first_attempt(patch):
 
 
 @pytest.mark.parametrize(
-    ("plant", "checks"),
+    ("plant", "checks", "sampler"),
     [
-        (first_batches_again, {BATCHES}),
-        (public_key(after_the_first), {STEPS}),
-        (public_key(in_the_middle_of_the_run), {STEPS}),
-        (public_key(continued_before_the_last), {STEPS}),
-        (no_noise_in_the_first_block, {FIRST}),
-        (the_keys_of_the_first_attempt, {STEPS}),
+        (first_batches_again, {BATCHES}, SHUFFLE),
+        (public_key(after_the_first), {STEPS}, SHUFFLE),
+        (public_key(in_the_middle_of_the_run), {STEPS}, SHUFFLE),
+        (public_key(continued_before_the_last), {STEPS}, SHUFFLE),
+        (public_key(of_several_steps), {STEPS}, Shuffle(N, 20)),  # 12 steps: no block is full
+        (no_noise_in_the_first_block, {FIRST}, SHUFFLE),
+        (the_keys_of_the_first_attempt, {STEPS}, SHUFFLE),
     ],
 )
-def test_a_bug_of_the_loop_is_seen(plant, checks, monkeypatch):
-    program = audited(SHUFFLE)
+def test_a_bug_of_the_loop_is_seen(plant, checks, sampler, monkeypatch):
+    program = audited(sampler)
     plant(monkeypatch)
     found = failed(program)
     assert checks <= found <= checks | {FIRST}
