@@ -78,7 +78,7 @@ def reference_step(
     scale = mechanism.l2_clip_norm
     total = [np.zeros(np.shape(leaves[k])) for k in trained]
     counted = np.flatnonzero(np.asarray(weights) > 0)
-    groups = _groups(clipping, params, trained)
+    groups = leaf_groups(clipping, params, trained)
     for start in range(0, counted.size, _CHUNK):
         grads = _gradients(loss_fn, params, rows, loss_keys, counted[start : start + _CHUNK])
         trained_grads = [grads[k].astype(np.float64) for k in trained]
@@ -186,8 +186,17 @@ def noise_values(noise: Any, noise_key: np.ndarray, step: int, leaf: int, size: 
     return reference.normals(noise_key, step, leaf, index)
 
 
-def _groups(clipping: ClippingRule, params: PyTree, trained: Sequence[int]) -> list[list[int]]:
-    """Returns groups of indices into `trained`."""
+def leaf_groups(clipping: ClippingRule, params: PyTree, trained: Sequence[int]) -> list[list[int]]:
+    """Returns the groups of leaves that are clipped together.
+
+    Args:
+      clipping: Clipping rule.
+      params: Tree of parameters.
+      trained: Indices of the leaves that get a gradient.
+
+    Returns:
+      Indices into `trained`, one list for each group.
+    """
     masked = [leaf if k in trained else None for k, leaf in enumerate(jax.tree.leaves(params))]
     return clipping.groups(jax.tree.unflatten(jax.tree.structure(params), masked))
 

@@ -175,7 +175,10 @@ class _Blocks:
             if not self._released(start, recorded):
                 self._differ.append(start)
             start = min(start + 1, steps.stop - 1)
-            state = hosted(state) if start > steps.start else probe.begun(start)
+            if start > steps.start:
+                state = jax.tree.map(_copied, hosted(state))
+            else:
+                state = probe.begun(start)
         _, recorded = self._trained(state, self._mechanism, range(start, steps.stop))
         if not self._unknown():
             self._compare(range(steps.start, start + len(recorded)), recorded)
@@ -183,12 +186,15 @@ class _Blocks:
     def _trained(
         self, state: Any, mechanism: Mechanism, steps: range
     ) -> tuple[TrainState, np.ndarray]:
-        """Returns the state after some steps, and the recorded coordinates of every step."""
+        """Returns the state after some steps, and the recorded coordinates of every step.
+
+        The buffers of `state` are donated.
+        """
         flush_every = self._first if steps.start <= self._all.start + 1 else _SHORT
         flush_every = steps.stop if len(steps) == 1 else flush_every
         rows, stop = [], steps.start
         blocks = self._probe.blocks(
-            jax.tree.map(_copied, state),
+            state,
             mechanism,
             attempt=_ATTEMPT,
             places=self._places,

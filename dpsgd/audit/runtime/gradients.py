@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import core
 
 from dpsgd.audit.probe import Probe
-from dpsgd.audit.reference_step import clip_factors, require_reference
+from dpsgd.audit.reference_step import clip_factors, leaf_groups, require_reference
 from dpsgd.audit.runtime.releases import LARGE, UNIT
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.programs import in_32_bits
@@ -66,10 +66,8 @@ class Gradients:
         ]
         self._clipping, self._known = probe.algorithm.clipping, dict[float, Clipped]()
         self._leaf = np.repeat(np.arange(len(places)), [len(indices) for indices in places])
-        leaves, structure = jax.tree.flatten(probe.state.params)
-        trained = [k for k in range(len(leaves)) if k not in probe.frozen]
-        masked = [leaf if k in trained else None for k, leaf in enumerate(leaves)]
-        groups = self._clipping.groups(jax.tree.unflatten(structure, masked))
+        trained = [k for k in range(len(places)) if k not in probe.frozen]
+        groups = leaf_groups(self._clipping, probe.state.params, trained)
         self._groups = [[trained[k] for k in group] for group in groups]
         with in_32_bits():  # as the program that trains
             gradients, unit = _gradients(probe, numbers, places)
