@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from accounting.calibration import calibrate as calibrate
     from accounting.calibration import calibrate_advantage as calibrate_advantage
     from accounting.calibration import largest_count as largest_count
+    from accounting.checks import default_delta as default_delta
     from accounting.profile import Bound as Bound
     from accounting.profile import PrivacyProfile as PrivacyProfile
-    from accounting.profile import default_delta as default_delta
     from accounting.profile import epsilon as epsilon
     from accounting.profiles.balls_and_bins import BallsAndBinsProfile as BallsAndBinsProfile
     from accounting.profiles.gaussian import GaussianProfile as GaussianProfile
@@ -54,7 +54,7 @@ _MODULES = {
     "attack_advantage": "attack",
     "calibrate": "calibration",
     "calibrate_advantage": "calibration",
-    "default_delta": "profile",
+    "default_delta": "checks",
     "epsilon": "profile",
     "largest_count": "calibration",
 }

@@ -9,7 +9,7 @@ import scipy
 
 from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
 from accounting.profile import Bound, PrivacyProfile, Question, UpperEnd
-from accounting.profiles.truncation import TruncatedProfile
+from accounting.profiles.truncated import TruncatedProfile
 from accounting.roots import log_excess, point_near_root
 
 _COARSE = 0.02

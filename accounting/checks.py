@@ -1,8 +1,9 @@
-"""Refusals of settings and of points of a curve that are out of range: one message a mistake."""
+"""Refusals of settings and of points of a curve out of range, and the delta of a default."""
 
 from __future__ import annotations
 
 import math
+from decimal import ROUND_DOWN, Context, Decimal
 from typing import Annotated, Any
 
 from accounting.records import Count, Ge, Gt, Le, Must, read
@@ -78,3 +79,22 @@ def check_count(name: str, value: Any) -> int:
 def check_probability(name: str, value: float) -> None:
     """Raises ValueError unless `value` is in (0, 1]."""
     read(Probability, value, (name,))
+
+
+def default_delta(num_units: int) -> float:
+    """Returns min(1e-5, n^-1.1) for n protected units, rounded down.
+
+    One significant digit is kept.
+
+    A mechanism that publishes one of n units at random has delta = 1 / n at epsilon 0: a delta must
+    be well below that.
+
+    >>> default_delta(100), default_delta(88_000), default_delta(37_000_000)
+    (1e-05, 3e-06, 4e-09)
+
+    Args:
+      num_units: n, the number of protected units: users where users are protected.
+    """
+    check_count("num_units", num_units)
+    largest = Decimal(min(1e-5, float(num_units) ** -1.1))
+    return float(Context(prec=1, rounding=ROUND_DOWN).plus(largest))

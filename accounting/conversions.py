@@ -18,7 +18,7 @@ from accounting.algebra.cells import Array
 from accounting.profile import PrivacyProfile, proved
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
-from accounting.profiles.truncation import TruncatedProfile
+from accounting.profiles.truncated import TruncatedProfile
 from accounting.profiles.user_poisson import UserPoissonProfile
 
 # Upper values are raised by this much, so that rounding in the masses of a pair cannot go below

@@ -7,10 +7,10 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
+from accounting.checks import check_delta, check_epsilon, check_guarantee_delta
 from accounting.roots import falling_root, log_excess
 
 Direction = Literal["remove", "add"]
@@ -390,22 +390,3 @@ def format_delta(delta: float) -> str:
     if float(nearest) >= delta:
         return nearest
     return f"{float(_round_outward(delta, THREE_DIGITS, up=True)):.3g}"
-
-
-def default_delta(num_units: int) -> float:
-    """Returns min(1e-5, n^-1.1) for n protected units, rounded down.
-
-    One significant digit is kept.
-
-    A mechanism that publishes one of n units at random has delta = 1 / n at epsilon 0: a delta must
-    be well below that.
-
-    >>> default_delta(100), default_delta(88_000), default_delta(37_000_000)
-    (1e-05, 3e-06, 4e-09)
-
-    Args:
-      num_units: n, the number of protected units: users where users are protected.
-    """
-    check_count("num_units", num_units)
-    largest = Decimal(min(1e-5, float(num_units) ** -1.1))
-    return float(Context(prec=1, rounding=ROUND_DOWN).plus(largest))

@@ -18,7 +18,7 @@ import re
 import reprlib
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import (
     Annotated,
@@ -52,11 +52,9 @@ class Bound(NamedTuple):
         return _SIGNS[self.sign](value, self.limit)
 
     def __str__(self) -> str:
-        return f"{self.sign} {self.limit:g}" if abs(self.limit) < 1e6 else self._power()
-
-    def _power(self) -> str:
-        power = math.log2(abs(self.limit))
-        return f"{self.sign} 2^{power:g}" if power.is_integer() else f"{self.sign} {self.limit:g}"
+        power = math.log2(abs(self.limit) or 1)
+        in_words = f"2^{power:g}" if power > 19 and power.is_integer() else f"{self.limit:g}"
+        return f"{self.sign} {in_words}"
 
 
 Ge = functools.partial(Bound, ">=")
@@ -178,8 +176,11 @@ def read(hint: Any, value: Any, place: Place = (), *, words: bool = False) -> An
             if error.place != place or not marks:
                 raise
             raise _wrong(hint, value, place, words) from None
-        if not all(mark.allows(checked) for mark in marks if _compared(mark, checked)):
-            raise _wrong(hint, value, place, words)
+        for mark in marks:
+            if isinstance(mark, Bound) and not isinstance(checked, int | float):
+                continue  # None is not compared
+            if not mark.allows(checked):
+                raise _wrong(hint, value, place, words)
         return checked
     if origin in (Union, types.UnionType):
         return _read_union(hint, value, place, words)
@@ -188,19 +189,15 @@ def read(hint: Any, value: Any, place: Place = (), *, words: bool = False) -> An
             if (type(choice) is type(value) or words) and choice == value:
                 return choice
         meant = near(value, map(str, arguments)) if isinstance(value, str) else ""
-        raise Refused(
-            place,
-            f"must be {described(hint)}, got {format_value(value, words=words)}{_question(meant)}",
-        )
+        raise _wrong(hint, value, place, words, meant if meant.startswith(":") else "")
     if origin in (list, tuple):
         return _read_items(hint, value, place, words)
-    if isinstance(origin, type) and not issubclass(origin, Mapping):
-        if not isinstance(value, origin):
-            raise _wrong(hint, value, place, words)
-        return value
     if isinstance(origin, type):
-        if not isinstance(value, Mapping):
+        mapping = issubclass(origin, Mapping)
+        if not isinstance(value, Mapping if mapping else origin):
             raise _wrong(hint, value, place, words)
+        if not mapping:
+            return value
         key, item = arguments
         return {
             read(key, k, place, words=words): read(item, x, (*place, format_value(k)), words=words)
@@ -211,16 +208,9 @@ def read(hint: Any, value: Any, place: Place = (), *, words: bool = False) -> An
     return _read_plain(hint, value, place, words)
 
 
-def _compared(mark: Bound | Must, value: Any) -> bool:
-    return isinstance(mark, Must) or isinstance(value, int | float)
-
-
-def _question(meant: str) -> str:
-    return meant if meant.startswith(":") else ""
-
-
-def _wrong(hint: Any, value: Any, place: Place, words: bool = False) -> Refused:
-    return Refused(place, f"must be {described(hint)}, got {format_value(value, words=words)}")
+def _wrong(hint: Any, value: Any, place: Place, words: bool = False, question: str = "") -> Refused:
+    allowed, shown = described(hint), format_value(value, words=words)
+    return Refused(place, f"must be {allowed}, got {shown}{question}")
 
 
 def _read_union(hint: Any, value: Any, place: Place, words: bool) -> Any:
@@ -233,9 +223,7 @@ def _read_union(hint: Any, value: Any, place: Place, words: bool) -> Any:
                 deeper = deeper or error
             _, colon, question = error.reason.partition(": did you mean")
             questions = questions or colon + question
-    raise deeper or Refused(
-        place, f"must be {described(hint)}, got {format_value(value, words=words)}{questions}"
-    )
+    raise deeper or _wrong(hint, value, place, words, questions)
 
 
 def _read_items(hint: Any, value: Any, place: Place, words: bool) -> Any:
@@ -255,31 +243,26 @@ def _read_plain(hint: Any, value: Any, place: Place, words: bool) -> Any:
     kind = type(None) if hint is None else hint
     if not isinstance(kind, type):
         raise TypeError(f"records hold nothing of the type {hint}")
-    if words and isinstance(value, str) and kind in (int, float):
-        value = _whole_number(value) if kind is int else value
-        if not (_INTEGER if kind is int else _NUMBER).fullmatch(value):
-            raise _wrong(hint, value, place, words)
-        value = kind(value)
     if words and kind is bool and value in ("true", "false"):
         return value == "true"
+    if words and isinstance(value, str) and kind in (int, float):
+        digits = _whole_number(value) if kind is int else value
+        if (_INTEGER if kind is int else _NUMBER).fullmatch(digits):
+            value = kind(digits)
     if kind in (int, float):
         number = numbers.Integral if kind is int else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, number):
-            raise _wrong(hint, value, place, words)
-        try:
-            converted = operator.index(value) if kind is int else float(value)  # type: ignore[arg-type]
-        except (OverflowError, ValueError):
-            raise _wrong(hint, value, place, words) from None
-        if not math.isfinite(converted if kind is float else 0):
-            raise _wrong(hint, value, place, words)
-        return converted
-    if kind is Path and isinstance(value, str):
-        if "\0" in value:
-            raise _wrong(hint, value, place, words)
+        if isinstance(value, number) and not isinstance(value, bool):
+            try:
+                converted = operator.index(value) if kind is int else float(value)  # type: ignore[arg-type,call-overload]
+                if kind is int or math.isfinite(converted):
+                    return converted
+            except (OverflowError, ValueError):
+                pass
+    elif kind is Path and isinstance(value, str) and "\0" not in value:
         return Path(value)
-    if not isinstance(value, kind):
-        raise _wrong(hint, value, place, words)
-    return value
+    elif isinstance(value, kind):
+        return value
+    raise _wrong(hint, value, place, words)
 
 
 def _whole_number(text: str) -> str:
@@ -348,13 +331,9 @@ def _line(text: str) -> str:
 # --- Dataclasses ----------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=256)
 def field_types(kind: Any) -> Mapping[str, Any]:
     """Returns the annotations of a dataclass's fields, with their bounds."""
-    return _field_types(kind)
-
-
-@functools.lru_cache(maxsize=256)
-def _field_types(kind: Any) -> Mapping[str, Any]:
     hints: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
@@ -448,14 +427,8 @@ def field_texts(kind: type) -> dict[str, str]:
     """
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        texts |= _texts(inspect.cleandoc(base.__doc__ or ""))
+        doc = inspect.cleandoc(base.__doc__ or "") + "\n"
+        if section := re.search(r"^Attributes:\n((?:  .*\n|\n)+)", doc, re.MULTILINE):
+            entries = re.findall(r"^  (\w+): (.+\n(?:   .*\n)*)", section[1], re.MULTILINE)
+            texts |= {name: " ".join(text.split()) for name, text in entries}
     return texts
-
-
-def _texts(doc: str) -> Iterator[tuple[str, str]]:
-    section = re.search(r"^Attributes:\n((?:  .*\n|\n)+)", f"{doc}\n", re.MULTILINE)
-    entries = (
-        re.findall(r"^  (\w+): (.+\n(?:   .*\n)*)", section[1], re.MULTILINE) if section else []
-    )
-    for name, text in entries:
-        yield name, " ".join(text.split())
