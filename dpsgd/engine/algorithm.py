@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,7 @@ from dpsgd.core.state import Scales, TrainState, split_leaves
 from dpsgd.engine.programs import compiled, shapes_of_rows
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves
-from dpsgd.gradients.isolation import ForeignCalls
-from dpsgd.gradients.losses import LossByIdentity, LossFn, loss_row, row_loss, takes_key
+from dpsgd.gradients.losses import Loss, LossFn, loss_row, row_loss, takes_key
 from dpsgd.gradients.rules import FLAT, ClippingRule
 
 PyTree = Any
@@ -91,18 +89,15 @@ def dpsgd(
         hash(loss_fn)
     except TypeError:  # such as an object that may change: no other is equal to it
         loss_fn = functools.partial(loss_fn)
-    if isinstance(loss_fn, ForeignCalls) and not foreign_calls:
-        raise ValueError("a loss of ForeignCalls is not covered: say so by foreign_calls=True")
-    if not isinstance(loss_fn, types.MethodType) and type(loss_fn).__eq__ is not object.__eq__:
-        loss_fn = LossByIdentity(loss_fn)
     if not hasattr(optimizer, "update"):
         raise TypeError(
             f"optimizer must be one of optax, such as optax.adam(0.01), got {optimizer!r}"
         )
     if tables is not None and not hasattr(tables, "group"):
         raise TypeError(f"tables must be LazyTables(learning_rate, ...), got {tables!r}")
-    if foreign_calls:
-        loss_fn = ForeignCalls(loss_fn)
+    if tables is not None and foreign_calls:
+        raise ValueError("foreign_calls=True is not for lazy tables; leave out tables=")
+    loss_fn = Loss(loss_fn, foreign_calls)
     lazy = None if tables is None else tables.group(loss_fn)
     frozen = _Frozen(loss_fn)
     return Algorithm(
@@ -134,8 +129,7 @@ def with_loss(algorithm: Algorithm, loss_fn: LossFn) -> Algorithm:
         raise ValueError(
             "the loss of an algorithm with tables or with a clipped_sum of its own is fixed"
         )
-    loss_fn = LossByIdentity(loss_fn)
-    loss_fn = ForeignCalls(loss_fn) if algorithm.foreign_calls else loss_fn
+    loss_fn = Loss(loss_fn, algorithm.foreign_calls)
     frozen = _Frozen(loss_fn)
     return algorithm._replace(
         init=dataclasses.replace(init, frozen=frozen),

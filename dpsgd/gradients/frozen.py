@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from dpsgd.gradients.isolation import WrappedLoss
+from dpsgd.gradients.losses import WrappedLoss
 
 PyTree = Any
 

@@ -6,7 +6,6 @@ by row. Claim, proof and limits: docs/explanation/isolation-of-examples.md.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ _ROW_BY_ROW = frozenset(" ".join([_ARITHMETIC, _ARRAYS, _DECOMPOSITIONS, _CALLS,
 """Names of JAX primitives whose batching rule acts on every row alone."""
 
 _BY_CALL = {"pure_callback", "ffi_call"}
-"""Primitives batched according to their parameter `vmap_method`; only for `ForeignCalls`."""
+"""Primitives batched according to their parameter `vmap_method`; only with `foreign_calls`."""
 _ONE_BY_ONE = {"sequential", "sequential_unrolled"}
 
 _OVER_AXES = {"psum", "pmax", "pmin"}
@@ -80,30 +79,6 @@ _KINDS = {
     ),
 }
 """Reason to refuse a primitive, and the remedy."""
-
-
-@dataclass(frozen=True)
-class WrappedLoss:
-    """Loss that computes another one, of the same signature.
-
-    Attributes:
-      loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
-    """
-
-    loss_fn: Callable[..., Any]
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """Returns the signature of the loss."""
-        return inspect.signature(self.loss_fn)
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Returns the loss."""
-        return self.loss_fn(*arguments)
-
-
-class ForeignCalls(WrappedLoss):
-    """Loss that may make host and foreign calls, which no guarantee covers."""
 
 
 @dataclass(frozen=True)

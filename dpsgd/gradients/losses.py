@@ -18,8 +18,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from dpsgd.gradients.isolation import ForeignCalls, WrappedLoss
-
 PyTree = Any
 LossFn = Callable[..., Array]
 """(params, example) -> scalar, or (params, example, key) -> scalar."""
@@ -50,15 +48,46 @@ def identity(part: Any) -> Hashable:
 _OURS = "accounting", "samplers", "dpsgd"
 
 
+@dataclass(frozen=True)
+class WrappedLoss:
+    """Loss that computes another one, of the same signature.
+
+    Attributes:
+      loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
+    """
+
+    loss_fn: Callable[..., Any]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Returns the signature of the loss."""
+        return inspect.signature(self.loss_fn)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Returns the loss."""
+        return self.loss_fn(*arguments)
+
+
 @dataclass(frozen=True, eq=False)
-class LossByIdentity(WrappedLoss):
-    """Loss compared by `identity`, as JAX keeps traces by the equality of functions."""
+class Loss(WrappedLoss):
+    """Loss of an algorithm, compared by `identity`: JAX keeps traces by the equality of functions.
+
+    Attributes:
+      foreign_calls: True to allow host calls and foreign functions, which no guarantee covers.
+    """
+
+    foreign_calls: bool = False
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LossByIdentity) and identity(self) == identity(other)
+        return isinstance(other, Loss) and identity(self) == identity(other)
 
     def __hash__(self) -> int:
         return hash(identity(self))
+
+
+def allows_foreign_calls(loss_fn: LossFn) -> bool:
+    """Returns True for a `Loss` with `foreign_calls`."""
+    return isinstance(loss_fn, Loss) and loss_fn.foreign_calls
 
 
 class Keyed(NamedTuple):
@@ -111,7 +140,7 @@ def row_loss(loss_fn: LossFn) -> Callable[[PyTree, PyTree], Array]:
         """Returns the loss of the row's example under its key."""
         return loss_fn(params, row.example, row.key)
 
-    return ForeignCalls(loss) if isinstance(loss_fn, ForeignCalls) else loss
+    return Loss(loss, allows_foreign_calls(loss_fn))
 
 
 def loss_row(loss_fn: LossFn, example: PyTree) -> PyTree:

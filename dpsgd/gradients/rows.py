@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
-from dpsgd.gradients.frozen import AbsentTable, RunLoss, leaf_names, named_leaves
+from dpsgd.gradients.frozen import AbsentTable, leaf_names, named_leaves
 from dpsgd.gradients.isolation import Isolated, isolated
-from dpsgd.gradients.losses import Keyed, LossByIdentity, LossFn, loss_row
+from dpsgd.gradients.losses import Keyed, LossFn, WrappedLoss, loss_row
 
 PyTree = Any
 
@@ -144,7 +144,7 @@ def declared_rows(loss_fn: LossFn | None) -> RowLoss | None:
     The result is None if the loss declares no look-ups. Only wrappers that read no value of a table
     are looked through.
     """
-    while isinstance(loss_fn, LossByIdentity | RunLoss):
+    while isinstance(loss_fn, WrappedLoss):
         loss_fn = loss_fn.loss_fn
     return loss_fn if isinstance(loss_fn, RowLoss) else None
 

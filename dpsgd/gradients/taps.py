@@ -16,7 +16,8 @@ from jax import Array, lax
 from jax.extend import core
 from jax.typing import ArrayLike
 
-from dpsgd.gradients.isolation import ForeignCalls, require_isolated
+from dpsgd.gradients.isolation import require_isolated
+from dpsgd.gradients.losses import allows_foreign_calls
 
 PyTree = Any
 Path = tuple[int, ...]
@@ -261,7 +262,7 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
       ValueError: If examples could mix, see `dpsgd.gradients.isolation`.
     """
     closed = jax.make_jaxpr(loss_fn)(params, example)
-    require_isolated(closed, foreign_calls=isinstance(loss_fn, ForeignCalls))
+    require_isolated(closed, foreign_calls=allows_foreign_calls(loss_fn))
     leaves = jax.tree.leaves(params)
     uses: list[list[Use]] = [[] for _ in leaves]
     finder = _Finder(uses)

@@ -104,7 +104,8 @@ def twice_in_duplicates(sound, every, total, state, key, step, scales, of_rows):
 
 def momentum_of_sums(sound, silent, old, gradient, laws, shown):
     raw = sound(old, silent, laws, shown)
-    return sound(old, gradient, laws, shown)._replace(momentum=raw.momentum)
+    rows = sound(old, gradient, laws, shown)
+    return rows._replace(table=rows.table._replace(momentum=raw.table.momentum))
 
 
 def without_noise_where_nothing_is(found, clipped_sum, scales, rows):

@@ -25,7 +25,6 @@ from dpsgd.engine.lazy.rows import Rows, flushed_table, read, unique_rows, writt
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.gradients.frozen import frozen_leaves, leaf_names
-from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.gradients.losses import LossFn, loss_row, loss_rows, row_loss, takes_key
 from dpsgd.gradients.rows import LocatedExample, declared_rows, traced_places
 
@@ -67,8 +66,6 @@ class LazyTables:
 
     def group(self, loss_fn: LossFn) -> LazyRows:
         """Returns the tables of a loss."""
-        if isinstance(loss_fn, ForeignCalls):
-            raise ValueError("foreign_calls=True is not for lazy tables; leave out tables=")
         return LazyRows(self, loss_fn)
 
     def of_run(self, num_steps: int) -> LinearSgd:
@@ -204,22 +201,13 @@ class Share(NamedTuple):
         if self.places is None:
             return read(table, self.numbers, **how)
 
-        def scatter(into: jax.Array | None, at: jax.Array, x: Any) -> Any:
-            """Writes rows `x` at places `at`, if there is such an array."""
-            return None if into is None else into.at[at].set(x, mode="drop", unique_indices=True)
-
-        def caught_up(at: jax.Array, old: Rows) -> Rows:
+        def caught_up(at: jax.Array, old: Table) -> Table:
             """Returns the rows so far, with those at places `at` up to date."""
             rows = read(table, self._numbers(at), self.first, **how)
-            return Rows(
-                self.numbers, *(scatter(x, at, y) for x, y in zip(old[1:], rows[1:], strict=True))
-            )
+            return written(old, Rows(at, rows.table))
 
-        def zeros(x: jax.Array | None) -> Any:
-            """Returns zeros for all rows that are read."""
-            return None if x is None else jnp.zeros((len(self.numbers), *x.shape[1:]), x.dtype)
-
-        return self._each(caught_up, Rows(self.numbers, *map(zeros, table)))
+        zeros = jax.tree.map(lambda x: jnp.zeros((len(self.numbers), *x.shape[1:]), x.dtype), table)
+        return Rows(self.numbers, self._each(caught_up, zeros))
 
     def written(
         self,
@@ -239,14 +227,12 @@ class Share(NamedTuple):
         if self.places is None:
             return written(table, step(rows, totals))
 
-        def gather(x: jax.Array | None, at: jax.Array) -> Any:
-            """Returns the rows at places `at`, zeros for padding."""
-            return None if x is None else x.at[at].get(mode="fill", fill_value=0)
-
         def stepped(at: jax.Array, table: Table) -> Table:
             """Returns the table with the rows at places `at` replaced."""
-            old = Rows(self._numbers(at), *(gather(x, at) for x in rows[1:]))
-            return written(table, step(old, gather(totals, at)), self.first)
+            old, chunk_totals = jax.tree.map(
+                lambda x: x.at[at].get(mode="fill", fill_value=0), (rows.table, totals)
+            )
+            return written(table, step(Rows(self._numbers(at), old), chunk_totals), self.first)
 
         return self._each(stepped, table)
 
@@ -331,7 +317,7 @@ class LazyRows:
             local_rows = len(tables[k].steps)
             shares[k] = Share.select(numbers, local_rows, len(leaves[k]), placement)
             rows[k] = shares[k].read(tables[k], leaf=k, **pending)
-        small = {k: x.values for k, x in rows.items()}
+        small = {k: x.table.values for k, x in rows.items()}
         # Rows on other devices are zeros here.
         small |= placement.total({k: small[k] for k, share in shares.items() if share.sharded})
         params = join_leaves(state.params_without_tables, small)
@@ -386,7 +372,9 @@ def _pending(laws: LawTables, step: Any, context: Context) -> dict[str, Any]:
 
 def _updated_rows(rows: Rows, gradient: jax.Array, laws: StepLaws, return_gradient: Any) -> Rows:
     """Returns rows of a table after a step of SGD, see `dpsgd.engine.lazy.gaps`."""
-    momentum = None if rows.momentum is None else laws.momentum * rows.momentum + gradient
-    theta = rows.values - laws.step_size * (gradient if momentum is None else momentum)
+    old, momentum = rows.table, None
+    if old.momentum is not None:
+        momentum = laws.momentum * old.momentum + gradient
+    theta = old.values - laws.step_size * (gradient if momentum is None else momentum)
     values = jnp.where(return_gradient, gradient, theta)
-    return Rows(rows.numbers, values, momentum, rows.steps + 1)
+    return Rows(rows.numbers, Table(values, momentum, old.steps + 1))

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -32,12 +33,8 @@ class Rows(NamedTuple):
 
     numbers: Array
     """Row indices, int32 [U], padded with R."""
-    values: Array
-    """theta, float [U, ...]."""
-    momentum: Array | None
-    """Momentum m, of the same shape."""
-    steps: Array
-    """Number of steps whose noise each row has, int32 [U], equal in all."""
+    table: Table
+    """Values and momentum of the rows, [U, ...], and their number of steps, equal in all."""
 
 
 def unique_rows(every: Array, num_rows: int) -> tuple[Array, Callable[[Array], Array]]:
@@ -98,7 +95,7 @@ def caught_up(
     """
     a, low = law_of(laws, old.steps, step)
     shape = old.values.shape
-    state = [(x, purpose) for x, purpose in _in_order(old) if x is not None]
+    state = _in_order(old)
     values = [x for x, _ in state]
 
     def normal(purpose: int) -> Array | float:
@@ -121,22 +118,18 @@ def caught_up(
 
 
 def _in_order(table: Table) -> list[tuple[Any, int]]:
-    """Returns m and theta, in the order of a `GapLaw`, with their purposes."""
-    return [(table.momentum, MOMENTUM), (table.values, VALUE)]
+    """Returns m, if there is one, and theta, in the order of a `GapLaw`, with their purposes."""
+    state = (table.momentum, MOMENTUM), (table.values, VALUE)
+    return [(x, purpose) for x, purpose in state if x is not None]
 
 
 def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
     """Returns rows of a table, caught up, see `caught_up` and `written`."""
-
-    def gather(x: Array | None) -> Any:
-        """Returns the rows of an array, zeros beyond its end."""
-        return None if x is None else x.at[numbers - first].get(mode="fill", fill_value=0)
-
-    old = Table(*map(gather, table))
+    old = jax.tree.map(lambda x: x.at[numbers - first].get(mode="fill", fill_value=0), table)
     # The same number in each row, but computed from the read, so that XLA orders the write after
     # it: otherwise it would copy the steps of all rows.
     steps = jnp.maximum(old.steps, how["step"])
-    return Rows(numbers, *caught_up(old, numbers, **how)._replace(steps=steps))
+    return Rows(numbers, caught_up(old, numbers, **how)._replace(steps=steps))
 
 
 def written(table: Table, rows: Rows, first: Any = 0) -> Table:
@@ -148,13 +141,11 @@ def written(table: Table, rows: Rows, first: Any = 0) -> Table:
       first: Index of the part's first row.
     """
 
-    def scatter(into: Array | None, x: Any) -> Any:
-        """Writes the rows into an array, if there is one."""
-        if into is None:
-            return None
+    def scatter(into: Array, x: Array) -> Array:
+        """Writes the rows into an array."""
         return into.at[rows.numbers - first].set(x, mode="drop", unique_indices=True)
 
-    return Table(*map(scatter, table, rows[1:]))
+    return jax.tree.map(scatter, table, rows.table)
 
 
 FLUSHED_BITS = 10
@@ -197,7 +188,7 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
     count = len(table.steps)
     chunk = min(chunk, count)
     low = law_of(how["laws"], jnp.int32(0), step)[1]
-    places = [purpose for x, purpose in _in_order(table) if x is not None]
+    places = [purpose for _, purpose in _in_order(table)]
 
     def rounded(x: Any, purpose: int, numbers: Array) -> Any:
         """Returns numbers on the grid of the longest gap's noise."""
@@ -214,14 +205,6 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
         begin = jnp.minimum(i * chunk, count - chunk)
         numbers = first + begin + lax.iota(jnp.int32, chunk)
 
-        def take_chunk(x: Array | None) -> Any:
-            """Returns the chunk's rows of an array, if there is one."""
-            return None if x is None else lax.dynamic_slice_in_dim(x, begin, chunk)
-
-        def put_chunk(into: Array | None, x: Any) -> Any:
-            """Writes the chunk's rows into an array, if there is one."""
-            return None if into is None else lax.dynamic_update_slice_in_dim(into, x, begin, 0)
-
         def up_to_date(rows: Table) -> Table:
             """Returns rows caught up to `step` and rounded."""
             new = caught_up(rows, numbers, step=step, **how)
@@ -230,7 +213,9 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
             return Table(values, momentum, jnp.full_like(rows.steps, step))
 
         # All of a chunk is read before any is written: else XLA copies whole tables for CPUs.
-        return Table(*map(put_chunk, table, _once(up_to_date, Table(*map(take_chunk, table)))))
+        old = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, begin, chunk), table)
+        put_chunk = functools.partial(lax.dynamic_update_slice_in_dim, start_index=begin, axis=0)
+        return jax.tree.map(put_chunk, table, _once(up_to_date, old))
 
     return lax.fori_loop(0, -(-count // chunk), body, table)
 

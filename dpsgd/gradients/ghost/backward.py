@@ -14,7 +14,8 @@ from dpsgd.gradients.ghost.norm import square_norms
 from dpsgd.gradients.ghost.parts import Parts, parts_of
 from dpsgd.gradients.ghost.routes import FROZEN, Route, choose_route
 from dpsgd.gradients.ghost.sums import add_use, sum_entries
-from dpsgd.gradients.isolation import ForeignCalls, isolated
+from dpsgd.gradients.isolation import isolated
+from dpsgd.gradients.losses import allows_foreign_calls
 from dpsgd.gradients.taps import Taps, Use, find_taps
 from dpsgd.packing import join, packs, split
 
@@ -143,7 +144,7 @@ def _differentiated(
         variables,
         leaves,
         example,
-        foreign_calls=isinstance(loss_fn, ForeignCalls),
+        foreign_calls=allows_foreign_calls(loss_fn),
     )
     (losses, operands), (trained, cotangents) = jax.vmap(differentiated, in_axes=(None, None, 0))(
         variables, leaves, batch

@@ -12,7 +12,7 @@ from jax.experimental import pallas
 from jax.extend import core
 
 from dpsgd import LazyTables, Mechanism, clipped_grad, dpsgd, explain, train
-from dpsgd.gradients.isolation import ForeignCalls
+from dpsgd.gradients.losses import Loss
 from samplers import Deterministic
 from tests.dpsgd.methods import METHODS, loss_by
 from tests.dpsgd.mixing import shared
@@ -310,12 +310,12 @@ def test_allowed_host_call_gets_one_example_at_a_time(method, keyed):
 
     keys = jax.random.split(jax.random.key(0), B) if keyed else None
     one_by_one = (lambda w, x, key: loss_fn(w, x)) if keyed else lambda w, x: loss_fn(w, x)
-    allowed = ForeignCalls(loss_by(method, one_by_one))
+    allowed = Loss(loss_by(method, one_by_one), foreign_calls=True)
     run = jax.jit(clipped_grad(allowed, l2_clip_norm=100.0), compiler_options=FAST_COMPILE)
     total, _ = run(W, X, np.ones(B), keys)
     assert {x.shape for x in met} == {(D,)}
     np.testing.assert_allclose(total, np.sin(X).sum(0), rtol=1e-5)
-    whole = ForeignCalls(loss_by(method, lambda w, x: loss_fn(w, x, "expand_dims")))
+    whole = Loss(loss_by(method, lambda w, x: loss_fn(w, x, "expand_dims")), foreign_calls=True)
     with pytest.raises(ValueError, match='give vmap_method="sequential"'):
         jax.eval_shape(clipped_grad(whole, l2_clip_norm=100.0), W, X, np.ones(B))
 
@@ -341,8 +341,8 @@ def test_stateful_host_call_is_named_as_not_covered():
     assert any("host calls" in line for line in guarantee.not_covered)
     with pytest.raises(ValueError, match="not for lazy tables"):
         dpsgd(loss_fn, optax.sgd(0.1), tables=LazyTables(0.1), foreign_calls=True)
-    with pytest.raises(ValueError, match="say so by foreign_calls=True"):
-        dpsgd(ForeignCalls(loss_fn), optax.sgd(0.1))
+    with pytest.raises(ValueError, match="foreign_calls=True"):  # of `dpsgd` itself
+        train(dpsgd(Loss(loss_fn, foreign_calls=True), optax.sgd(0.1)), mechanism, W, X)
 
 
 def test_loss_keys_are_threefry_under_any_default():

@@ -279,9 +279,9 @@ def test_last_bits_of_a_flushed_row_hide_whether_it_was_read(first):
         )
         key, scales = StepKey(KEY, 7), Scales(1.0, 1.3, 100.0)
         noise = add_row_noise(jnp.zeros((1, width)), 0, one.numbers, key, scales)
-        values = one.values - jnp.float32(0.1) * noise
-        stepped = one._replace(values=values, steps=one.steps + 1)
-        table = written(table, stepped)
+        values = one.table.values - jnp.float32(0.1) * noise
+        stepped = one.table._replace(values=values, steps=one.table.steps + 1)
+        table = written(table, one._replace(table=stepped))
         return flushed_table(table, 2, laws=laws.flush_arrays(20), step=jnp.int32(20), **how)[0]
 
     after = np.asarray(trained(before))
