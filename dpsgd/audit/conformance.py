@@ -140,7 +140,7 @@ def check_clipping(
     return _required([*audit_program(algorithm, mechanism, params, rows).checks])
 
 
-def check_rule(rule: ClippingRule) -> None:
+def check_rule(rule: ClippingRule) -> AuditReport:
     """Checks a clipping rule on a small model, by `check_clipping`.
 
     A rule that refuses a matrix `w` and a vector `b` is left to the audit of a run.
@@ -153,10 +153,10 @@ def check_rule(rule: ClippingRule) -> None:
     """
     try:
         rule.groups(_PARAMS)
-    except ValueError:
-        return
+    except ValueError as error:
+        return AuditReport((CheckResult.skipped("clipping of a small model", str(error)),))
     rows = {"x": np.linspace(-1, 1, _ROWS, dtype=np.float32)}
-    check_clipping(dpsgd(_total, optax.sgd(0.1), clipping=rule), _PARAMS, rows)
+    return check_clipping(dpsgd(_total, optax.sgd(0.1), clipping=rule), _PARAMS, rows)
 
 
 def check_optimizer(
