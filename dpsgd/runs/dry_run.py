@@ -215,6 +215,7 @@ def dry_run(
     name: str | None = None,
     placement: Placement | int | None = None,
     progress: Callable[[str], None] = lambda line: None,
+    clock: Clock = time.perf_counter,
 ) -> DryRun:
     """Measures a run on generated rows and computes its guarantee.
 
@@ -227,6 +228,7 @@ def dry_run(
       name: "module:object" of the task, for error messages.
       placement: Devices of the run, or a number of devices like the one at hand; by default one.
       progress: Function that is called with each line of progress text.
+      clock: Function that returns seconds.
 
     Raises:
       ValueError: if `dpsgd.run` would refuse the run before it reads the rows.
@@ -241,10 +243,12 @@ def dry_run(
     progress("timing steps on generated rows")
     if num_devices > 1 or isinstance(job.task, Resized):
         few_rows = max(_TIMED_ROWS, 8 * sampler.padded_batch_size // num_devices)
-        timing = time_steps(_share(job, num_devices, min(few_rows, sampler.num_examples)))
+        share = _share(job, num_devices, min(few_rows, sampler.num_examples))
+        timing = time_steps(share, clock=clock)
         timing = timing._replace(epoch=timing.step * sampler.steps_per_epoch)
     else:
-        timing = time_steps(job, flush_every=getattr(job.spec.tables, "flush_every", None))
+        flush_every = getattr(job.spec.tables, "flush_every", None)
+        timing = time_steps(job, flush_every=flush_every, clock=clock)
     seconds = timing.first + timing.epoch * sampler.num_steps / sampler.steps_per_epoch
     resident_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     return DryRun(

@@ -207,6 +207,14 @@ for format in ("criteo-display", "criteo-search", "tsv", "parquet"):
         setting={"way": "here", "rows": 500_000}, quick={"rows": 20_000},
     )  # fmt: skip
 
+for model, batch_size in itertools.product(
+    ("linear", "small", "wide-and-deep", "large"), (1024, 8192)
+):
+    add(
+        "epoch", "epoch", "runs.epoch", of={"model": model, "batch_size": batch_size}, seconds=30,
+        quick={"rows": 20_000} if (model, batch_size) == ("linear", 1024) else None,
+    )  # fmt: skip
+
 # ------------------------------------------------------------------------- accounting and the code
 
 for sigma, bar in ((0.5, 1.5), (0.1, 20.0)):

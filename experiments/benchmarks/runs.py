@@ -28,6 +28,7 @@ from dpsgd.engine.blocks import plan_blocks
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.step import BlockInputs, Watch, compiled_block
 from dpsgd.noise.keys import RootKey
+from dpsgd.runs.dry_run import Resized, dry_run
 from dpsgd.runs.job import Job
 from dpsgd.runs.mechanism import resolved
 from dpsgd.runs.resolve import resolve
@@ -35,6 +36,7 @@ from dpsgd.runs.task import rows_of
 from experiments.benchmarks.case import Figure, figure_at
 from experiments.benchmarks.data import FULL
 from experiments.benchmarks.models import num_params
+from experiments.benchmarks.programs import clock
 from experiments.benchmarks.timing import Spent, turns
 from experiments.cli.commands.audit import coupled
 from experiments.tasks.clicks.schema import DISPLAY_ADS
@@ -201,6 +203,24 @@ def whole_run(
     yield row("test AUC", auc)
     yield row("best reachable AUC of its test rows", best)
     yield row("test AUC short of the best by", best - auc)
+
+
+def epoch(model: str, batch_size: int, rows: int = FULL) -> Iterator[Figure]:
+    """Measures the steps of an epoch of Criteo Display Ads, on generated rows.
+
+    It is `dpsgd train --dry-run --num-examples ROWS`, on a CPU in CPU seconds.
+
+    Args:
+      model: Preset of the click model.
+      batch_size: Expected number of examples of a batch.
+      rows: Number of training rows, which need not be there.
+    """
+    spec = run_of("balls-and-bins", batch_size, 1, noise_multiplier=0.6)
+    plan = dry_run(Resized(Clicks(None, model=model), rows), spec, clock=clock())
+    row = figure_at(f"{plan.parameters / 1e6:.3g}M parameters, {rows:,} rows, batch {batch_size:,}")
+    yield row("step", plan.timing.step, "s")
+    yield row("steps of an epoch", plan.timing.step * plan.steps / 3600, "h")
+    yield row("memory, rows included", plan.program_bytes / 1e9, "GB")
 
 
 def audit(

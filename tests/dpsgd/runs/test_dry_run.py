@@ -83,9 +83,8 @@ def test_what_is_not_there_is_timed_by_a_share(num_devices, num_examples, sample
         yield type("Block", (), {"state": state})
 
     monkeypatch.setattr(module, "train_blocks", train_blocks)
-    monkeypatch.setattr(module, "time_steps", lambda job: time_steps(job, clock=clock))
     spec = config_of(sampler=sampler)
-    found = dry_run(Resized(Line(), num_examples), spec, placement=num_devices)
+    found = dry_run(Resized(Line(), num_examples), spec, placement=num_devices, clock=clock)
     mechanism = resolve(spec, Line(rows=num_examples), rows_of(Line(rows=num_examples))).mechanism
     assert found.steps == mechanism.sampler.num_steps
     assert found.padded_batch_size == mechanism.sampler.padded_batch_size
