@@ -216,7 +216,7 @@ class _Callback(Journal):
 
     def keep(self, block: Block) -> bool:
         self.done = block.steps.stop
-        self._write(TrainingLog.offer)
+        self._write()
         if self._on_block is None:
             return False
         return bool(self._on_block(self.done, self._view(copy_buffers(block.state.params))))
@@ -224,18 +224,21 @@ class _Callback(Journal):
     def end(self) -> None:
         """Writes the last row of the log; an interrupt skips it, as the model is trained."""
         try:
-            self._write(_write_now)
+            self._write(last=True)
         except KeyboardInterrupt:
             warnings.warn(f"log lacks step {self.done}: interrupted", stacklevel=3)
 
-    def _write(self, write: Callable[..., None]) -> None:
-        """Writes a row by a function of a `TrainingLog`; warns of errors."""
+    def _write(self, last: bool = False) -> None:
+        """Writes a row if one is due, or the last one; warns of errors."""
         if self._log is None:
             return
         examples = self.done * self._job.mechanism.sampler.expected_batch_size
         rate = examples / max(1e-9, time.perf_counter() - self._started)
         try:
-            write(self._log, self.done, self._epsilon, rate)
+            if last:
+                self._log.write(self.done, self._epsilon(), rate)
+            else:
+                self._log.offer(self.done, self._epsilon, rate)
         except Exception as error:  # of a writer or of accounting: no result depends on the log
             warnings.warn(f"log stops at step {self.done}: {error}", stacklevel=4)
             self._log = None
@@ -246,12 +249,6 @@ class _Callback(Journal):
             return self._whole_epsilon
         steps = cost([Segment(job.mechanism, range(self.done), unit=job.unit)], job.delta)
         return None if steps.epsilon is None else steps.epsilon.upper
-
-
-def _write_now(
-    log: TrainingLog, step: int, epsilon: Callable[[], float | None], rate: float
-) -> None:
-    log.write(step, epsilon(), rate)
 
 
 def _bind(algorithm: Algorithm, params: PyTree) -> tuple[Algorithm, PyTree, Any, Any]:

@@ -19,7 +19,7 @@ from jax.extend import core, source_info_util
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.state import TrainState
 from dpsgd.engine.programs import in_32_bits
-from dpsgd.gradients.isolation import host_fault
+from dpsgd.gradients.isolation import host_fault, inner_jaxprs
 from samplers import BatchSampler
 
 PyTree = Any
@@ -146,7 +146,7 @@ def _first_use(jaxpr: core.Jaxpr, variable: Any) -> str:
         for distance, operand in enumerate(reversed(equation.invars), 1):
             if operand is not variable:
                 continue
-            for inner in _inner(equation):  # its last operands are the call's last
+            for inner in inner_jaxprs(equation.params):  # its last operands are the call's last
                 body = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
                 inside = body.invars[-distance] if distance <= len(body.invars) else None
                 if inside is not None and (location := _first_use(body, inside)):
@@ -163,17 +163,8 @@ def _traces(body: Any, visited: set[int]) -> Iterator[tuple[core.Jaxpr, Any]]:
     visited.add(id(jaxpr))
     yield jaxpr, consts or [np.zeros(0)] * len(jaxpr.constvars)
     for equation in jaxpr.eqns:
-        for inner in _inner(equation):
+        for inner in inner_jaxprs(equation.params):
             yield from _traces(inner, visited)
-
-
-def _inner(equation: Any) -> Iterator[Any]:
-    """Yields the jaxprs that an equation calls."""
-    yield from filter(_is_jaxpr, jax.tree.leaves(equation.params, is_leaf=_is_jaxpr))
-
-
-def _is_jaxpr(x: Any) -> bool:
-    return isinstance(x, core.Jaxpr | core.ClosedJaxpr)
 
 
 def require_closed(

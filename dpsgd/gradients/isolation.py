@@ -154,11 +154,15 @@ def _equations(jaxpr: core.Jaxpr, seen: set[int]) -> Iterator[core.JaxprEqn]:
     seen.add(id(jaxpr))
     for eqn in jaxpr.eqns:
         inside = eqn.params if eqn.primitive.name in _ROW_BY_ROW else {}
-        for inner in jax.tree.leaves(inside, is_leaf=_is_jaxpr):
-            if _is_jaxpr(inner):
-                inner = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
-                yield from _equations(inner, seen)
+        for inner in inner_jaxprs(inside):
+            inner = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
+            yield from _equations(inner, seen)
         yield eqn
+
+
+def inner_jaxprs(params: Any) -> Iterator[Any]:
+    """Yields the jaxprs, closed or open, in the parameters of an equation."""
+    yield from filter(_is_jaxpr, jax.tree.leaves(params, is_leaf=_is_jaxpr))
 
 
 def _is_jaxpr(x: Any) -> bool:

@@ -117,17 +117,6 @@ class LinearSgd:
         covariance = noise[:, None] * noise
         return GapLaw(np.moveaxis(transition, 2, 0), np.moveaxis(covariance, 2, 0))
 
-    def law(self, start: int, stop: int) -> GapLaw:
-        """Returns the law of consecutive steps, one by one.
-
-        >>> LinearSgd((1.0, 2.0, 0.5)).law(0, 2).covariance.item()  # 1 + 4
-        5.0
-        """
-        law = self._nothing()
-        for k in range(start, stop):
-            law = law.then(self.steps.select(k))
-        return law
-
     def _nothing(self, *shape: int) -> GapLaw:
         eye = np.broadcast_to(np.eye(self.order), (*shape, self.order, self.order))
         return GapLaw(eye.copy(), np.zeros_like(eye))

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from scipy import stats
+from stepwise import stepwise_law
 
 from dpsgd import BandedToeplitz, LazyTables, Mechanism, dpsgd, train, with_rows
 from dpsgd.core.gaussian import (
@@ -147,7 +148,7 @@ nothing = with_rows(
 
 def standardised(found, tables, sigma):
     """What training has added to every coordinate of the table, in standard deviations."""
-    law = tables.of_run(STEPS).law(0, STEPS)
+    law = stepwise_law(tables.of_run(STEPS), 0, STEPS)
     stddev = sigma * 1.0 / B * np.sqrt(law.covariance[-1, -1])
     moved = np.asarray(found["table"], np.float64) - law.transition[-1, -1] * start()["table"]
     return moved / stddev
@@ -200,7 +201,7 @@ def test_draws_for_a_gap_have_its_covariance(momentum):
     after = jax.jit(lambda table: flushed_table(table, 2**18, step=jnp.int32(23), **how))(table)
     parts = [part for part in (after.momentum, after.values) if part is not None]
     x = np.concatenate([np.asarray(part, np.float64) for part in parts], axis=1) / 2.0
-    expected = run.law(7, 23).covariance
+    expected = stepwise_law(run, 7, 23).covariance
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
     errors = np.sqrt((scale**2 + expected**2) / count)
     assert np.all(np.abs(x.T @ x / count - expected) <= 5.5 * errors)
@@ -285,7 +286,7 @@ def test_last_bits_of_a_flushed_row_hide_whether_it_was_read(first):
         return flushed_table(table, 2, laws=laws.flush_arrays(20), step=jnp.int32(20), **how)[0]
 
     after = np.asarray(trained(before))
-    scale = np.sqrt(np.float32(run.law(0, 20).covariance.item()))
+    scale = np.sqrt(np.float32(stepwise_law(run, 0, 20).covariance.item()))
     product = ((after - before.astype(np.float64)) / scale).astype(np.float32)
     near = np.stack([product.view(np.int32) + k for k in range(-3, 4)]).view(np.float32)
     once = ((scale.astype(np.float64) * near + before).astype(np.float32) == after).any(axis=0)
