@@ -31,7 +31,8 @@ from dpsgd.removed import without_removed
 from dpsgd.runs.records import build, checked, to_json
 from dpsgd.runs.run import Run
 from dpsgd.runs.spec import PARTS, RunSpec
-from experiments.tasks.clicks.formats import BUCKETS, as_arrow, table_schema
+from experiments.tasks.clicks.encoding import as_arrow
+from experiments.tasks.clicks.formats import BUCKETS, table_schema
 from experiments.tasks.clicks.kinds import User
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig

@@ -20,18 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.tasks.clicks.files import RANGE_BYTES, DataError, Span, paths_of, spans_of
-from experiments.tasks.clicks.formats import EMPTY, Format
-from experiments.tasks.clicks.store import (
-    WORK,
-    Store,
-    StoreError,
-    StoreWriter,
-    columns_of,
-    map_column,
-    numbered,
-    one_line_errors,
-)
+from experiments.tasks.clicks.encoding import EMPTY, Format
+from experiments.tasks.clicks.store import Store, StoreError, columns_of, map_column
+from experiments.tasks.clicks.streams import RANGE_BYTES, DataError, Span, paths_of, spans_of
+from experiments.tasks.clicks.writer import WORK, StoreWriter, numbered, one_line_errors
 from experiments.tasks.splits import Columns, blocks_of
 
 NAMED = 10
@@ -190,8 +182,8 @@ class StoreWork:
         """
         folder = self.folder / piece.span.name
         columns = {
-            name: map_column(folder / name, dtype, width, piece.rows)
-            for name, (dtype, width) in columns_of(self.format.schema).items()
+            name: map_column(folder / name, dtype, piece.rows)
+            for name, dtype in columns_of(self.format.schema).items()
         }
         if "user" in columns:
             names = [name.encode("latin-1") for name in json.loads((folder / USERS).read_text())]

@@ -376,7 +376,7 @@ def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
 
 
 def with_insecure_seed(content: bytes, seed: int, where: str) -> bytes:
-    """Returns a sweep's file with seeds in place of repetitions, as many and from `seed` on.
+    """Returns a sweep's file with a seed for each repetition, from `seed` on.
 
     Args:
       content: Content of the file.

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from experiments.tasks.splitmix import GOLDEN, mix
+from experiments.tasks.clicks.hashes import characters, extents, hashed
 from experiments.tasks.splits import ColumnError
 
 LABELS = {
@@ -168,7 +168,7 @@ class Category(Kind):
         expected = "texts, integers, booleans or dates"
         texts = _spelled(_plain(array), column, expected)
         if self.values is None:
-            return hashed(texts, self.missing)
+            return Decoded(hashed(texts), absent(texts, self.missing))
         index = pc.index_in(texts, value_set=pa.array(self.values))
         return Decoded(_filled(index, 0), np.asarray(index.is_null()))
 
@@ -355,45 +355,6 @@ def _as_text(value: pa.Scalar) -> str | None:
     return None if data is None else data.to_pybytes().decode("utf-8", "backslashreplace")
 
 
-# --- Hashes of texts -----------------------------------------------------------------------------
-
-
-def extents(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns offsets and lengths of texts, in bytes."""
-    offsets = np.frombuffer(texts.buffers()[1] or b"\0\0\0\0", np.int32)
-    offsets = offsets[texts.offset : texts.offset + len(texts) + 1]
-    return offsets[:-1], np.diff(offsets)
-
-
-def characters(texts: pa.Array) -> bytes:
-    """Returns the concatenation of all texts."""
-    starts, lengths = extents(texts)
-    data = texts.buffers()[2]
-    if data is None or not len(texts):
-        return b""
-    return data[int(starts[0]) : int(starts[-1] + lengths[-1])].to_pybytes()
-
-
-def hashed(texts: pa.Array, missing: Sequence[str] = ()) -> Decoded:
-    """Hashes texts to uint64; null and the empty text are missing.
-
-    Two texts collide with a probability of about 2^-64.
-
-    Args:
-        texts: Texts, Arrow strings or bytes: [rows].
-        missing: Further texts that stand for a missing value.
-    """
-    starts, lengths = extents(texts)
-    padded = characters(texts) + b"\0" * 8
-    words = np.ndarray(len(padded) - 7, dtype="<u8", buffer=padded, strides=(1,))
-    return Decoded(_hash(words, starts - starts[:1], lengths), absent(texts, missing))
-
-
-def hashes_of(names: np.ndarray) -> np.ndarray:
-    """Hashes names, bytes, to uint64[rows]."""
-    return hashed(pa.array(names, pa.binary())).values
-
-
 def absent(texts: pa.Array, missing: Sequence[str] = ()) -> np.ndarray:
     """Returns the mask of missing texts, bool[rows].
 
@@ -406,28 +367,3 @@ def absent(texts: pa.Array, missing: Sequence[str] = ()) -> np.ndarray:
     for text in missing:
         mask |= np.asarray(pc.equal(texts, text).fill_null(False))
     return mask
-
-
-def _hash(words: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns a 64-bit hash of the `lengths` characters from each of `starts`.
-
-    ``h = mix(h XOR word)`` over the words of eight characters, the last zero-padded, from ``h =
-    length * golden ratio``. Every step is a bijection of h and of the word, so two texts of one
-    length that differ in one word never collide, and others hardly ever.
-
-    Args:
-        words: The eight characters from each offset of the texts: uint64[offsets].
-        starts: Offset of each text.
-        lengths: Characters of each text.
-    """
-    hashes = lengths.astype(np.uint64) * np.uint64(GOLDEN)
-    active, offset = np.flatnonzero(lengths > 0), 0
-    while len(active):
-        remaining, word = lengths[active] - offset, words[starts[active] + offset]
-        if remaining.min() < 8:
-            surplus = (64 - 8 * np.minimum(remaining, 8)).astype(np.uint64)
-            word = word << surplus >> surplus  # NumPy shifts by 64 to zero
-        hashes[active] = mix(hashes[active] ^ word)
-        offset += 8
-        active = active[remaining > 8]
-    return hashes

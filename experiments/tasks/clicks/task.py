@@ -283,7 +283,7 @@ class Clicks(ClickModels):
 
     @cached_property
     def schema(self) -> Schema:  # type: ignore[override]
-        """Columns of the store that the model reads; those of Criteo Display Ads without one."""
+        """Columns of the store that the model reads; without a store, Criteo Display Ads."""
         return DISPLAY_ADS if self.data is None else dataclasses.replace(self.store.schema, user="")
 
     @property
@@ -320,7 +320,7 @@ class Clicks(ClickModels):
     def describe(self) -> dict[str, Any]:
         """Returns the description, with the cap or the best metrics.
 
-        The best metrics are those of generated rows, whose law is known.
+        The best metrics are known for generated rows.
 
         Raises:
           ValueError: If a store of generated rows lacks their description.

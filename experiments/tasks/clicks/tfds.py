@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from experiments.tasks.clicks.formats import BUCKETS, table_format
 from experiments.tasks.clicks.schema import Schema, default_buckets
-from experiments.tasks.clicks.store import Store, StoreWriter
+from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.writer import StoreWriter
 from experiments.tasks.splits import Columns
 from experiments.tasks.tfds import DataSet, SourceError
 

@@ -10,7 +10,7 @@ from experiments.beam import pipelines
 from experiments.beam.draws import drawn_by
 from experiments.beam.pipelines import PipelineError, Runner
 from experiments.beam.prepare import FaultyFiles, prepare
-from experiments.tasks.clicks.formats import Format
+from experiments.tasks.clicks.encoding import Format
 from samplers import Poisson
 from tests.experiments.beam import test_draws as drawing
 from tests.experiments.beam.conftest import FORMATS, TABLE, contents

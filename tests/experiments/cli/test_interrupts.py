@@ -93,7 +93,7 @@ MOMENTS = {
         PRICE,
     ),
     "preparing": (
-        WHILE_COMPUTING.format(function="experiments.tasks.clicks.store:StoreWriter.complete"),
+        WHILE_COMPUTING.format(function="experiments.tasks.clicks.writer:StoreWriter.complete"),
         ["prepare", "synthetic", "STORE", "--num-rows", "200"],
     ),
 }

@@ -19,9 +19,9 @@ import pyarrow.csv
 
 from dpsgd.files import write_atomically
 from experiments.tasks.clicks.metrics import auc_of_counts
-from experiments.tasks.clicks.store import one_line_errors, refuse_existing
 from experiments.tasks.clicks.synthetic.logs import DISPLAY, SEARCH, Log
 from experiments.tasks.clicks.synthetic.planted import CHUNK, PROBABILITIES, Chunk, generate
+from experiments.tasks.clicks.writer import one_line_errors, refuse_existing
 from experiments.tasks.splits import chronological_split, random_split, taken
 
 

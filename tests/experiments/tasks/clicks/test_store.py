@@ -14,14 +14,9 @@ import numpy as np
 import pytest
 
 from experiments.tasks.clicks.schema import DISPLAY_ADS
-from experiments.tasks.clicks.store import (
-    Store,
-    StoreError,
-    StoreWriter,
-    columns_of,
-    file_names,
-)
+from experiments.tasks.clicks.store import Store, StoreError, columns_of, file_names
 from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.writer import StoreWriter
 from experiments.tasks.splits import Split, chronological_split, random_split
 from tests.experiments.tasks.clicks.slow import GOLDEN, WORD, split_mix
 
@@ -227,7 +222,7 @@ import os, signal, sys
 sys.path[:0] = [{root!r}]
 from tests.experiments.tasks.clicks.test_store import random_columns
 from experiments.tasks import splits
-from experiments.tasks.clicks import schema, store as module
+from experiments.tasks.clicks import schema, writer as module
 def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 with module.StoreWriter({out!r}, schema.DISPLAY_ADS, hash_seed=0) as writer:
     for i in range(3):

@@ -18,11 +18,11 @@ import sklearn.metrics as reference
 from dpsgd import load_exported
 from dpsgd.audit.conformance import check_task
 from experiments import cli
-from experiments.tasks.clicks.files import DataError
 from experiments.tasks.clicks.formats import table_format, table_schema
 from experiments.tasks.clicks.model import pure_functions
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.streams import DataError
 from experiments.tasks.clicks.target import Binary, Classes, Number
 from experiments.tasks.clicks.task import ClickModels
 

@@ -11,9 +11,9 @@ import pytest
 
 from accounting import UserPoissonProfile, epsilon
 from experiments import cli
-from experiments.tasks.clicks.files import DataError
 from experiments.tasks.clicks.formats import table_format, table_schema
 from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.streams import DataError
 from experiments.tasks.clicks.task import Clicks
 
 NAMES = ["ann", "Ann", " ann", "a,b", 'quo"te', "line\nend", "Zoë", "0", "00", "x" * 40, "-1", "é"]
@@ -133,7 +133,7 @@ def test_a_command_trains_at_the_price_of_users(table, capsys):
         (write_parquet, 0.5, "column who: holds double, expected texts"),
     ],
 )
-def test_users_that_are_missing_or_numbers_with_decimals_are_refused(tmp_path, write, user, where):
+def test_missing_users_and_decimal_numbers_are_refused(tmp_path, write, user, where):
     rows = [(1, 1, "a" if user is None else 1.0), (0, 2, user)]
     with pytest.raises(DataError, match=f"t, {where}"):
         FORMAT.prepare(write(tmp_path / "t", rows), tmp_path / "store")
