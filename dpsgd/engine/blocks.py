@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from dpsgd.engine.sources import take_rows
@@ -95,20 +96,13 @@ def pad_columns(plan: IndexBlock, width: int, parts: int = 1) -> IndexBlock:
       parts: Number of equal parts of the columns, each padded at its end.
     """
 
-    def wide(x: np.ndarray | None) -> np.ndarray | None:
+    def wide(x: np.ndarray) -> np.ndarray:
         """Returns columns with zeros at the end of each part."""
-        if x is None:
-            return None
         x = x.reshape(*x.shape[:-1], parts, -1)
         x = np.pad(x, [*((0, 0),) * (x.ndim - 1), (0, width // parts - x.shape[-1])])
         return x.reshape(*x.shape[:-2], width)
 
-    return plan._replace(
-        indices=wide(plan.indices),
-        weights=wide(plan.weights),
-        places=wide(plan.places),
-        shards=wide(plan.shards),
-    )
+    return _map_columns(wide, plan)
 
 
 def select_columns(plan: IndexBlock, columns: slice) -> IndexBlock:
@@ -118,14 +112,13 @@ def select_columns(plan: IndexBlock, columns: slice) -> IndexBlock:
       plan: Plan of NumPy arrays.
       columns: Range of columns to take.
     """
-    places = None if plan.places is None else plan.places[:, columns]
-    shards = None if plan.shards is None else plan.shards[columns]
-    return plan._replace(
-        indices=plan.indices[:, columns],
-        weights=plan.weights[:, columns],
-        places=places,
-        shards=shards,
-    )
+    return _map_columns(lambda x: x[..., columns], plan)
+
+
+def _map_columns(function: Callable[[np.ndarray], np.ndarray], plan: IndexBlock) -> IndexBlock:
+    """Returns a plan with a function applied to each array with a last axis of columns."""
+    names = "indices", "weights", "places", "shards"
+    return plan._replace(**jax.tree.map(function, {name: getattr(plan, name) for name in names}))
 
 
 def in_background(items: Iterator[_T]) -> Generator[_T]:
