@@ -15,7 +15,8 @@ from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.support import checked_spec
 from dpsgd.runs.task import Task
 from experiments.results.metrics import Better
-from experiments.sweeps.config import OfTask, product, tables
+from experiments.sweeps.config import OfTask, tables
+from experiments.sweeps.grid import product
 
 _REFUSED = ("non_private", "insecure_seed")
 

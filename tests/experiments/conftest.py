@@ -69,7 +69,8 @@ def summary_of():
     """
     # Not where Beam is installed, which comes without what draws tables.
     from experiments.results.table import Table, sampler_settings
-    from experiments.sweeps.config import Grid, Sweep, plan
+    from experiments.sweeps.config import Sweep, plan
+    from experiments.sweeps.grid import Grid
     from experiments.sweeps.summary import Summary
 
     def row_of(run, auc, metrics, unit, excess, task):
