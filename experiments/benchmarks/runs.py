@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -216,7 +216,8 @@ def epoch(model: str, batch_size: int, rows: int = FULL) -> Iterator[Figure]:
       rows: Number of training rows, which need not be there.
     """
     spec = run_of("balls-and-bins", batch_size, 1, noise_multiplier=0.6)
-    plan = dry_run(Resized(Clicks(None, model=model), rows), spec, clock=clock())
+    task = Clicks(None, model=cast(Any, model))
+    plan = dry_run(Resized(task, rows), spec, clock=clock())
     row = figure_at(f"{plan.parameters / 1e6:.3g}M parameters, {rows:,} rows, batch {batch_size:,}")
     yield row("step", plan.timing.step, "s")
     yield row("steps of an epoch", plan.timing.step * plan.steps / 3600, "h")

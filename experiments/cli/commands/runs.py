@@ -53,7 +53,8 @@ def train(question: Train) -> None:
 
 def _show_facts(question: Train) -> None:
     """Prints facts about a run, on devices and rows that need not be there."""
-    task, num_examples, placement = question.subject, question.num_examples, None
+    task, num_examples = question.subject, question.num_examples
+    placement: Placement | int | None
     if num_examples is not None:
         if not question.lacks_data and isinstance(task.columns(), UnitData):
             raise ValueError("--num-examples is for rows that are examples; leave it out")

@@ -71,7 +71,7 @@ class Compare(Drawn):
         interval: its upper end is proved to suffice, and its lower end is proved to be too little.
       sampler: Samplers to compare, your own as module:Class.
       train: Store of clicks (see `dpsgd prepare`) on which models are trained, too; at equal
-        privacy at both ends of a wide noise interval, such as that of shuffling.
+        privacy at both ends of a wide noise interval, as for shuffling.
       out: Folder of the runs of --train, a sweep; the same command resumes it.
       repetitions: Runs of --train at each point.
     """

@@ -36,8 +36,8 @@ class Train(OfTask):
         guarantee. Uses generated rows; nothing is trained or written, and no private row is read.
         With --num-devices, also for more devices than there are; with --num-examples, for rows that
         are not there.
-      num_examples: Number of training rows, which need not be there; without DATA they are like
-        those of Criteo Display Ads.
+      num_examples: Number of training rows, which need not be there; without DATA they have the
+        columns of Criteo Display Ads.
       log_to: Also send the rows of training_log.csv (steps, epsilon so far, examples per second) to
         this program.
     """
@@ -57,7 +57,7 @@ class Train(OfTask):
 
     @classmethod
     def options(cls, words: Sequence[str]) -> list[Option]:
-        """Returns the options, of which a dry run needs fewer.
+        """Returns the options; a dry run needs fewer.
 
         Args:
           words: Words after the command.

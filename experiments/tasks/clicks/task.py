@@ -283,7 +283,7 @@ class Clicks(ClickModels):
 
     @cached_property
     def schema(self) -> Schema:  # type: ignore[override]
-        """Columns of the store that the model reads; without a store, Criteo Display Ads."""
+        """Columns that the model reads; without a store, the columns of Criteo Display Ads."""
         return DISPLAY_ADS if self.data is None else dataclasses.replace(self.store.schema, user="")
 
     @property
