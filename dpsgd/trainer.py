@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -172,7 +173,8 @@ def train(
     note = f"audit before training: {job.audit()}"
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
     epsilon = None if guarantee.epsilon is None else guarantee.epsilon.upper
-    journal = _Callback(job, on_block, view, writer, epsilon)
+    log_of_run = None if writer is None else TrainingLog([writer])
+    journal = _Callback(job, on_block, view, log_of_run, epsilon)
     if insecure_seed is not None and private:
         warnings.warn(guarantee.sentence(), stacklevel=2)
     if paths := not_finite(columns):
@@ -198,28 +200,28 @@ def train(
     return result
 
 
+@dataclass
 class _Callback(Journal):
     """Journal that calls `on_block` after each block, and writes a log."""
 
-    def __init__(
-        self,
-        job: Training,
-        on_block: Callable[[int, PyTree], bool | None] | None,
-        view: Callable[[PyTree], Any],
-        writer: MetricWriter | None,
-        epsilon: float | None,
-    ) -> None:
-        self._job, self._on_block, self._view, self._whole_epsilon = job, on_block, view, epsilon
-        self._log = None if writer is None else TrainingLog([writer])
-        self.flush_every = None if on_block is None else job.layout.block_steps
-        self.done, self._started = 0, time.perf_counter()
+    job: Training
+    on_block: Callable[[int, PyTree], bool | None] | None
+    view: Callable[[PyTree], Any]
+    log: TrainingLog | None
+    epsilon: float | None
+    """Epsilon of the whole run."""
+    done: int = 0
+    started: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.flush_every = None if self.on_block is None else self.job.layout.block_steps
 
     def keep(self, block: Block) -> bool:
         self.done = block.steps.stop
         self._write()
-        if self._on_block is None:
+        if self.on_block is None:
             return False
-        return bool(self._on_block(self.done, self._view(copy_buffers(block.state.params))))
+        return bool(self.on_block(self.done, self.view(copy_buffers(block.state.params))))
 
     def end(self) -> None:
         """Writes the last row of the log; an interrupt skips it, as the model is trained."""
@@ -230,23 +232,23 @@ class _Callback(Journal):
 
     def _write(self, last: bool = False) -> None:
         """Writes a row if one is due, or the last one; warns of errors."""
-        if self._log is None:
+        if self.log is None:
             return
-        examples = self.done * self._job.mechanism.sampler.expected_batch_size
-        rate = examples / max(1e-9, time.perf_counter() - self._started)
+        examples = self.done * self.job.mechanism.sampler.expected_batch_size
+        rate = examples / max(1e-9, time.perf_counter() - self.started)
         try:
             if last:
-                self._log.write(self.done, self._epsilon(), rate)
+                self.log.write(self.done, self._epsilon_so_far(), rate)
             else:
-                self._log.offer(self.done, self._epsilon, rate)
+                self.log.offer(self.done, self._epsilon_so_far, rate)
         except Exception as error:  # of a writer or of accounting: no result depends on the log
             warnings.warn(f"log stops at step {self.done}: {error}", stacklevel=4)
-            self._log = None
+            self.log = None
 
-    def _epsilon(self) -> float | None:
-        job = self._job
-        if self._whole_epsilon is None or self.done == job.mechanism.num_steps:
-            return self._whole_epsilon
+    def _epsilon_so_far(self) -> float | None:
+        job = self.job
+        if self.epsilon is None or self.done == job.mechanism.num_steps:
+            return self.epsilon
         steps = cost([Segment(job.mechanism, range(self.done), unit=job.unit)], job.delta)
         return None if steps.epsilon is None else steps.epsilon.upper
 

@@ -89,11 +89,11 @@ def compare(question: Compare) -> None:
         profiles = {name: sampler.privacy for name, sampler in samplers.items()}
         if equal_privacy:
             measure, corner = "smallest noise multiplier", "epsilon"
-            arguments = question.target_epsilon, delta, console.progress
-            points = comparison.curves(profiles, *arguments, comparison.noise_multipliers)
+            xs, bounds = question.target_epsilon, comparison.noise_multipliers
         else:
             measure, corner = "epsilon", "sigma"
-            points = comparison.curves(profiles, question.noise_multiplier, delta, console.progress)
+            xs, bounds = question.noise_multiplier, comparison.epsilons
+        points = comparison.curves(profiles, xs, delta, console.progress, bounds)
         terms = f"at delta {format_delta(delta)} ({comparison.TERMS})"
         console.line(f"{measure} [lower, upper] {terms}")
         console.table(*pivot(points.to_dicts(), corner=corner))

@@ -88,11 +88,11 @@ class OfRun(Question):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadsLedgers(Question):
-    """Base of questions whose answers read ledgers, which execute no code of their own.
+    """Base of questions about ledgers, which are read without executing code that they name.
 
     Attributes:
-      trust: Modules with your own samplers or noises, such as my_sampler, to import before ledgers
-        are read: their code is executed.
+      trust: Modules with your own parts, such as my_sampler, to import before ledgers are read:
+        their code is executed.
     """
 
     trust: tuple[str, ...] = ()
