@@ -17,10 +17,7 @@ from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.averages import averaged
 from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.gradients.frozen import RunLoss
-from dpsgd.runs.spec import SGD, AdamW, Lazy, Optimizer, RunSpec
-
-_NUMBERS: dict[type[Optimizer], tuple[str, ...]] = {SGD: ("momentum",), AdamW: ("weight_decay",)}
-"""Settings of optimizers, beside the learning rate, that are hyperparameters in the state."""
+from dpsgd.runs.spec import Lazy, Optimizer, RunSpec
 
 
 def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> Algorithm:
@@ -57,14 +54,14 @@ def step_sizes(spec: RunSpec, num_steps: int) -> dict[str, Any]:
       spec: Resolved settings.
       num_steps: Number of steps of the sampler.
     """
-    names = "learning_rate", *_NUMBERS.get(type(spec.optimizer), ())
-    settings = {name: getattr(spec.optimizer, name) for name in names}
+    chosen = spec.optimizer
+    settings = {"learning_rate": chosen.learning_rate, **chosen.numbers}
     return {**settings, "num_steps": num_steps, **vars(spec.average)}
 
 
 def _kind(settings: Optimizer) -> Optimizer:
     """Returns an optimizer without the numbers that are hyperparameters in its state."""
-    zeros: dict[str, Any] = dict.fromkeys(_NUMBERS.get(type(settings), ()), 0.0)
+    zeros: dict[str, Any] = dict.fromkeys(settings.numbers, 0.0)
     return replace(settings, learning_rate=None, schedule=settings.step_sizes, **zeros)
 
 
@@ -178,8 +175,7 @@ def optimizer(
       kind: Settings; the state holds the learning rate, momentum and weight decay in their place.
       average: Average of the parameters, see `dpsgd.averaged`; None for the last parameters.
     """
-    held = _NUMBERS.get(type(kind), ())
-    numbers = {name: 0.0 if name in held else None for name in ("momentum", "weight_decay")}
+    numbers = dict.fromkeys(("momentum", "weight_decay")) | dict.fromkeys(kind.numbers, 0.0)
     share = {name: 0.5 if name == average else None for name in ("tail", "decay")}
     make_optimizer = optax.inject_hyperparams(_build_optimizer, static_args=("kind",))
     return make_optimizer(0.0, 1.0, **numbers, **share, kind=kind)

@@ -185,6 +185,11 @@ class Optimizer(Record, abc.ABC):
         """The schedule; cosine by default."""
         return self.schedule or "cosine"
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Further settings that are arguments of the compiled program, by name."""
+        return {}
+
     @abc.abstractmethod
     def transformation(self, step_size: Any) -> optax.GradientTransformation:
         """Returns the update rule, which reads the private mean gradient alone.
@@ -194,19 +199,35 @@ class Optimizer(Record, abc.ABC):
         """
 
 
-@dataclass(frozen=True)
-class Adam(Optimizer):
-    """Adam with the usual betas and epsilon."""
+class _OfOptax(Optimizer):
+    """Base of optimizers that optax has under the name of the class."""
 
-    def transformation(self, step_size: Any) -> optax.GradientTransformation:
-        """Returns `optax.adam`."""
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Settings but the learning rate and its schedule; none of an own subclass."""
+        is_own = type(self) not in OPTIMIZERS.built_in.values()
+        excluded = vars(self) if is_own else ("learning_rate", "schedule")
+        return {name: x for name, x in vars(self).items() if name not in excluded}
+
+    def transformation(self, step_size: Any, **numbers: Any) -> optax.GradientTransformation:
+        """Returns the update rule.
+
+        Args:
+          step_size: Learning rate, a traced number or a function of the step.
+          **numbers: Traced numbers in place of those in `numbers`.
+        """
         import optax
 
-        return optax.adam(step_size)
+        return getattr(optax, type(self).__name__.lower())(step_size, **(self.numbers | numbers))
 
 
 @dataclass(frozen=True)
-class AdamW(Optimizer):
+class Adam(_OfOptax):
+    """Adam with the usual betas and epsilon."""
+
+
+@dataclass(frozen=True)
+class AdamW(_OfOptax):
     """Adam with decoupled weight decay, as `optax.adamw`.
 
     Each step also subtracts step size times decay times parameter, from every trained parameter but
@@ -220,23 +241,9 @@ class AdamW(Optimizer):
 
     weight_decay: Annotated[float, Ge(0)] = 1e-4
 
-    def transformation(
-        self, step_size: Any, weight_decay: Any = None
-    ) -> optax.GradientTransformation:
-        """Returns `optax.adamw`.
-
-        Args:
-          step_size: Learning rate, a traced number or a function of the step.
-          weight_decay: Decay, a traced number; by default the setting.
-        """
-        import optax
-
-        decay = self.weight_decay if weight_decay is None else weight_decay
-        return optax.adamw(step_size, weight_decay=decay)
-
 
 @dataclass(frozen=True)
-class SGD(Optimizer):
+class SGD(_OfOptax):
     """Stochastic gradient descent with optional momentum.
 
     Attributes:
@@ -244,17 +251,6 @@ class SGD(Optimizer):
     """
 
     momentum: Share = 0.0
-
-    def transformation(self, step_size: Any, momentum: Any = None) -> optax.GradientTransformation:
-        """Returns `optax.sgd`.
-
-        Args:
-          step_size: Learning rate, a traced number or a function of the step.
-          momentum: Momentum, a traced number; by default the setting.
-        """
-        import optax
-
-        return optax.sgd(step_size, self.momentum if momentum is None else momentum)
 
 
 @dataclass(frozen=True)
