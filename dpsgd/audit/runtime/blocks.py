@@ -125,14 +125,14 @@ class _Blocks:
 
     def checks(self) -> list[CheckResult]:
         """Runs blocks, and returns their checks."""
-        every, alone = self._all, not self._probe.tables  # no copies of pending noise
-        stop = every.start + alone + (self._first or self._probe.layout.block_steps)
-        first = range(every.start, min(every.stop, stop))
-        last = range(max(first.stop, every.stop - _LAST), every.stop)
+        steps, resumes = self._all, not self._probe.tables  # pending noise has no copies
+        stop = steps.start + resumes + (self._first or self._probe.layout.block_steps)
+        first = range(steps.start, min(steps.stop, stop))
+        last = range(max(first.stop, steps.stop - _LAST), steps.stop)
         middle = self._middle(first, last)
-        segments = [steps for steps in (first, middle, last) if steps]
-        for steps in segments:
-            self._run(steps, compares_first=alone and steps != middle)
+        segments = [segment for segment in (first, middle, last) if segment]
+        for segment in segments:
+            self._run(segment, compares_first=resumes and segment != middle)
         words = ", ".join(f"{s.start:,} to {s.stop - 1:,}" for s in segments)
         detail = f"{len(self._dispatched.declared)} blocks of steps {words}"
         check = self._noise.check(f"{detail}; {self._noise.compared:,} numbers of their noise")

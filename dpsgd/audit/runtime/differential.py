@@ -54,7 +54,7 @@ class _Look(NamedTuple):
     attempt: int = 0
 
 
-class _Seen(NamedTuple):
+class _Observed(NamedTuple):
     """Compared coordinates of a release.
 
     Attributes:
@@ -107,7 +107,7 @@ class _Releases:
         self.cast = np.array([cast_error(dtype) for dtype in probe.dtypes])[self._leaf]
         self._known: dict[tuple[int, int], np.ndarray] = {}
 
-    def see(self, look: _Look) -> _Seen:
+    def observe(self, look: _Look) -> _Observed:
         """Returns the compared coordinates of a release."""
         mechanism, options = look.mechanism, look._asdict()
         del options["name"]
@@ -120,7 +120,7 @@ class _Releases:
             is_loud = stddev * math.sqrt(sum(self.probe.sizes)) > 2.0**-20
             silent = total - stddev * mechanism.l2_clip_norm * noise
             length = float(np.linalg.norm(silent)) if is_loud else norm((1, release)) * b
-        return _Seen(total, noise, self._leaf, length)
+        return _Observed(total, noise, self._leaf, length)
 
     def _noise(self, look: _Look, release: Release) -> np.ndarray:
         """Returns the noise of the compared coordinates, in standard deviations."""
@@ -203,8 +203,8 @@ class _Steps:
         nan = self._probe.nan
         padding = np.resize([0 if nan is None else nan, 0, int(full[-1])], self._probe.places)
         first = self._parts(low)[0]
-        for name, at in {"half a batch": first[::2], "one example": first[-1:]}.items():
-            yield _Look(f"{name}, {words}", full[at], low, at, padding)
+        for name, group in {"half a batch": first[::2], "one example": first[-1:]}.items():
+            yield _Look(f"{name}, {words}", full[group], low, group, padding)
         special = {"NaN": [] if nan is None else [nan], "huge": list(self._probe.huge)}
         for name, numbers in special.items():
             if numbers:
@@ -267,24 +267,24 @@ class _Steps:
         """Returns a description of the fault in a release; empty if none."""
         probe, mechanism, cast = self._probe, look.mechanism, self._releases.cast
         clip, allowed = mechanism.l2_clip_norm, self._releases.expected.allowed
-        seen = self._releases.see(look)
+        observed = self._releases.observe(look)
         slack = 8 * mechanism.noise_multiplier * (allowed + cast.max(initial=0.0)) * cast.size**0.5
         # One example adds at most C, however coarse its gradient is.
-        if seen.length > clip * (1 + 1e-3 + 2 * cast.max(initial=0.0) + slack):
-            return f"one example adds {seen.length / clip:.4g} C"
+        if observed.length > clip * (1 + 1e-3 + 2 * cast.max(initial=0.0) + slack):
+            return f"one example adds {observed.length / clip:.4g} C"
         counts = self._counts(look.members)
         huge = np.count_nonzero(np.isin(look.members, probe.huge))  # clipped, or left out
         error = self._error(counts, mechanism) + huge * clip * (1 + OWN_ERROR)
         total = np.einsum("n,np->p", counts, self._source.clipped(mechanism).values)
         stddev = mechanism.noise_multiplier * clip
-        want = total + stddev * seen.noise
-        apart = np.abs(seen.total - want)
+        want = total + stddev * observed.noise
+        apart = np.abs(observed.total - want)
         room = stddev * allowed + cast * (np.abs(want) + error) + 2.0**-20 * np.abs(total)
         bad = ~(apart <= error + room)
         if bad.any():
-            leaf, noise = int(seen.leaf[np.argmax(bad)]), seen.noise
+            leaf, noise = int(observed.leaf[np.argmax(bad)]), observed.noise
             with np.errstate(invalid="ignore"):
-                gain = np.vdot(seen.total - total, noise) / max(stddev * noise @ noise, 1e-300)
+                gain = np.vdot(observed.total - total, noise) / max(stddev * noise @ noise, 1e-300)
             return (
                 f"{probe.names[leaf]}: {np.count_nonzero(bad):,} of {bad.size:,} numbers differ "
                 f"({gain:.4g} times the noise on average)"
@@ -341,11 +341,11 @@ class _Measured:
 
     def _alone(self, mechanism: Mechanism, number: int) -> tuple[np.ndarray, float]:
         """Returns the sum of one example without noise, and its norm."""
-        seen = self._releases.see(
+        observed = self._releases.observe(
             _Look("one example", np.array([number]), mechanism, np.zeros(1, int))
         )
         stddev = mechanism.noise_multiplier * mechanism.l2_clip_norm
-        return seen.total - stddev * seen.noise, seen.length
+        return observed.total - stddev * observed.noise, observed.length
 
 
 def _additivity_check(

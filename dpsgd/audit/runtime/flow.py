@@ -177,11 +177,11 @@ class _Reader:
             condition = params["cond_jaxpr"], of_condition
             return self._loop(params["body_jaxpr"], consts, carry, (), condition)
         if name == "scan":
-            parts = _split(inputs, params["num_consts"], params["num_carry"])
-            return self._loop(params["jaxpr"], *parts)
+            flows = _split(inputs, params["num_consts"], params["num_carry"])
+            return self._loop(params["jaxpr"], *flows)
         if name == "cond":
-            (outputs, faults), *others = [self.read(x, inputs[1:]) for x in params["branches"]]
-            for alternative, wrong in others:
+            (outputs, faults), *branches = [self.read(x, inputs[1:]) for x in params["branches"]]
+            for alternative, wrong in branches:
                 outputs = [_either(x, y) for x, y in zip(outputs, alternative, strict=True)]
                 faults = faults | wrong  # of one branch: of each sum the most releases
             return [x.with_labels(inputs[0].labels) for x in outputs], faults

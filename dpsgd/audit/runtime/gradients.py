@@ -101,7 +101,15 @@ class Gradients:
 
 
 def why_no_gradients(probe: Probe, *, large: bool) -> str:
-    """Returns the obstacle to computing gradients of the run; empty if none."""
+    """Returns the obstacle to computing a run's gradients.
+
+    Args:
+      probe: Probe of the program.
+      large: True for a model of more than `LARGE` coordinates.
+
+    Returns:
+      Reason in words; empty if the gradients can be computed.
+    """
     algorithm = probe.algorithm
     if algorithm.loss_fn is None:
         return "an own algorithm states no loss"
