@@ -343,16 +343,6 @@ def test_the_page_warns_about_runs_on_different_stores(runs, tmp_path):
     assert "These runs were trained on different data" in page_of([plain, other]).markdown
 
 
-def test_what_trained_a_model_is_not_scored_as_new_rows(clicked, tmp_path, capsys):
-    store = clicked.parent / "store"
-    assert cli.main(["evaluate", str(clicked), str(store)]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("note: some of these rows trained the model\n")
-    synthetic.write_store(tmp_path / "new", 200, 5)
-    assert cli.main(["evaluate", str(clicked), str(tmp_path / "new")]) == 0
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -21,19 +21,11 @@ def other_store(folder, rows=200, **options):
     return folder / "other"
 
 
-@pytest.mark.parametrize(
-    ("made", "why"),
-    [
-        ({"hash_seed": 1}, "was prepared with hash seed 1, not 0"),
-        ({"log": synthetic.LOGS["criteo-search"]}, "holds rows of criteo-search, not of criteo-d"),
-    ],
-    ids=["hash seed", "columns"],
-)
-def test_a_store_that_differs_from_the_run_is_refused(store, tmp_path, made, why):
+def test_a_store_that_differs_from_the_run_is_refused(store, tmp_path):
     begun = Clicks(store).describe()
     Clicks(store).check(begun)
-    with pytest.raises(ValueError, match=why):
-        Clicks(other_store(tmp_path, **made)).check(begun)
+    with pytest.raises(ValueError, match="was prepared with hash seed 1, not 0"):
+        Clicks(other_store(tmp_path, hash_seed=1)).check(begun)
 
 
 def test_rows_that_were_changed_or_have_no_metrics_are_refused(store, tmp_path):
