@@ -145,17 +145,16 @@ def read(hint: Any, value: Any, place: Place = (), *, words: bool = False) -> An
         raise _wrong(hint, value, place, words, meant if meant.startswith(":") else "")
     if origin in (list, tuple):
         return _read_items(hint, value, place, words)
-    if isinstance(origin, type):
-        mapping = issubclass(origin, Mapping)
-        if not isinstance(value, Mapping if mapping else origin):
-            raise _wrong(hint, value, place, words)
-        if not mapping:
-            return value
+    if isinstance(origin, type) and not isinstance(value, origin):
+        raise _wrong(hint, value, place, words)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         key, item = arguments
         return {
             read(key, k, place, words=words): read(item, x, (*place, format_value(k)), words=words)
             for k, x in value.items()
         }
+    if isinstance(origin, type):
+        return value
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return build(hint, value, place, words=words)
     return _read_plain(hint, value, place, words)
@@ -206,7 +205,7 @@ def _read_plain(hint: Any, value: Any, place: Place, words: bool) -> Any:
         number = numbers.Integral if kind is int else numbers.Real
         if isinstance(value, number) and not isinstance(value, bool):
             try:
-                converted = operator.index(value) if kind is int else float(value)  # type: ignore[arg-type,call-overload]
+                converted = operator.index(value) if kind is int else float(value)  # type: ignore[arg-type]
                 if kind is int or math.isfinite(converted):
                     return converted
             except (OverflowError, ValueError):
@@ -253,9 +252,13 @@ def _line(text: str) -> str:
 # --- Dataclasses ----------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=256)
 def field_types(kind: Any) -> Mapping[str, Any]:
     """Returns the annotations of a dataclass's fields, with their bounds."""
+    return _field_types(kind)
+
+
+@functools.lru_cache(maxsize=256)
+def _field_types(kind: Any) -> Mapping[str, Any]:
     hints: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))

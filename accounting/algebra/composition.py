@@ -20,7 +20,7 @@ from accounting.algebra.likelihood_ratio import ROUNDING
 from accounting.algebra.refinement import GridError, Part, Point
 from accounting.profile import Direction
 
-Array = NDArray[np.floating]
+Floats = NDArray[np.floating]
 
 WRAP = 1e-22
 """Bound on the tilted mass outside the window of the FFT."""
@@ -46,7 +46,7 @@ class Loss(abc.ABC):
 
     step: float
     base: float
-    masses: Array
+    masses: Floats
     drift: float
     shift: float = 0.0
 
@@ -63,7 +63,7 @@ class Loss(abc.ABC):
           GridError: If the composition's grid would have more than LARGEST points.
         """
 
-    def offsets(self) -> Array | None:
+    def offsets(self) -> Floats | None:
         """Returns the distance of each loss from its grid point, float64[atoms]; None if 0."""
         return None
 
@@ -140,19 +140,19 @@ def _composed(parts: Parts, point: Point) -> Part:
     return type(parts[0][0]).compose(parts, math.exp(_minimiser(bound)))
 
 
-def _blocks(masses: Array) -> NDArray[np.int64]:
+def _blocks(masses: Floats) -> NDArray[np.int64]:
     """Returns where blocks of atoms begin; the atoms around the largest mass are blocks."""
     block, most = max(1, masses.size // 1024), int(np.argmax(masses))
     near = np.arange(max(0, most - 256), min(masses.size, most + 256))
     return np.union1d(np.arange(0, masses.size, block), near)
 
 
-Masses = Sequence[tuple[Array, int]]
+Masses = Sequence[tuple[Floats, int]]
 """Each law's masses, by index, and how many releases have it."""
 
 
 class Power(NamedTuple):
-    entries: Array
+    entries: Floats
     """Entry i is the power's entry low + i, tilted and divided by its unit."""
     log_unit: float
     """Log of the unit."""
@@ -181,11 +181,11 @@ class Window(NamedTuple):
         return cls(low, size, step, tilt)
 
     @property
-    def undone(self) -> Array:
+    def undone(self) -> Floats:
         """Exponents of the tilt at each index."""
         return (np.arange(self.size) + float(self.low)) * self.step * self.tilt
 
-    def losses(self, parts: Parts, log_unit: float, rounding: float) -> tuple[Array, float, float]:
+    def losses(self, parts: Parts, log_unit: float, rounding: float) -> tuple[Floats, float, float]:
         """Returns the composition's losses, and bounds on the errors of its masses and losses.
 
         Args:
@@ -281,7 +281,7 @@ def _reach(masses: Masses, step: float, tilt: float) -> tuple[int, int]:
     return max(low, 0), min(high, sum(count * (mass.size - 1) for mass, count in masses))
 
 
-def sums_from(x: Array) -> Array:
+def sums_from(x: Floats) -> Floats:
     """Returns the sum of the entries from each on, and 0 behind the last."""
     return np.append(np.cumsum(x[::-1])[::-1], 0.0)
 
@@ -306,7 +306,7 @@ def _minimiser(bound: Callable[[float], float]) -> float:
     return float(grid[best])
 
 
-def tilted(mass: Array, exponent: Array) -> tuple[Array, float]:
+def tilted(mass: Floats, exponent: Floats) -> tuple[Floats, float]:
     """Returns mass e^exponent scaled to sum 1, and the log of the sum."""
     with np.errstate(divide="ignore"):
         log_weight = np.log(mass) + exponent
@@ -321,7 +321,7 @@ def _log_peak(tilt: float) -> float:
     return tilt * math.log(tilt) - (1.0 + tilt) * math.log1p(tilt)
 
 
-def _log_mean(loss: Array, mass: Array, tilt: float) -> float:
+def _log_mean(loss: Floats, mass: Floats, tilt: float) -> float:
     """Returns log E[e^{tilt loss}], rounded up by more than floating point may lose."""
     exponent = loss * tilt
     top = float(exponent.max())

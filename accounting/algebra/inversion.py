@@ -32,8 +32,8 @@ _SMALLEST = 1e-305
 _LEAST_LOG = -700.0
 """Least log of a result's size, so that neither it nor its errors underflow beyond _SMALLEST."""
 _BLOCK = 2**17
-ACCURACIES = (20.0, 37.0)
-"""Exponents a of errors, about e^-a of Chernoff's bound: few digits, then all of a double."""
+ACCURACY = 30.0
+"""Exponent a of errors, about e^-a of Chernoff's bound: about 13 digits."""
 
 
 class Inversion:

@@ -11,7 +11,15 @@ from typing import ClassVar
 import numpy as np
 
 from accounting.algebra.cells import Array
-from accounting.algebra.composition import FAR, Loss, Window, sum_rounding, sums_from, tilted
+from accounting.algebra.composition import (
+    FAR,
+    Floats,
+    Loss,
+    Window,
+    sum_rounding,
+    sums_from,
+    tilted,
+)
 from accounting.algebra.likelihood_ratio import (
     FLUSH,
     ROUNDING,
@@ -260,11 +268,11 @@ class ComposedLower:
     `partners` is the mass under the second law times e^loss, bounded from above: float64[atoms].
     """
 
-    loss: Array
+    loss: Floats
     drift: float
     shift: float
-    masses: Array
-    partners: Array
+    masses: Floats
+    partners: Floats
 
     def delta(self, epsilon: float) -> float:
         """Returns a lower bound on the hockey-stick divergence at `epsilon`."""
@@ -281,5 +289,5 @@ class ComposedLower:
         return max(0.0, float(value + max(0.0, far)) * (1.0 - drift) - UNDERFLOW)
 
     @functools.cached_property
-    def _sums(self) -> tuple[Array, Array]:
+    def _sums(self) -> tuple[Floats, Floats]:
         return sums_from(self.masses), sums_from(self.partners)

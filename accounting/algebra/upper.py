@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from accounting.algebra.cells import Array, Spread, spread, up_weight
-from accounting.algebra.composition import FAR, WRAP, Loss, Window, sum_rounding, sums_from
+from accounting.algebra.composition import FAR, WRAP, Floats, Loss, Window, sum_rounding, sums_from
 from accounting.algebra.likelihood_ratio import (
     FLUSH,
     ROUNDING,
@@ -238,10 +238,10 @@ class ComposedUpper:
       infinity: Mass at infinity.
     """
 
-    loss: Array
+    loss: Floats
     drift: float
     shift: float
-    masses: Array
+    masses: Floats
     infinity: float
 
     def delta(self, epsilon: float) -> float:
@@ -257,5 +257,5 @@ class ComposedUpper:
         return min(1.0, value * math.exp(sum_rounding(self.drift, self.loss.size)) + UNDERFLOW)
 
     @functools.cached_property
-    def _masses_from(self) -> Array:
+    def _masses_from(self) -> Floats:
         return sums_from(self.masses)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, replace
 
 from accounting.algebra.cells import gaussian_delta
-from accounting.algebra.inversion import ACCURACIES, Inverted
+from accounting.algebra.inversion import ACCURACY, Inverted
 from accounting.algebra.lower import LowerRatio
 from accounting.algebra.mixtures import sampled_release
 from accounting.algebra.moments import NotInvertibleError, Releases
@@ -70,14 +71,9 @@ class PoissonProfile(WithRelease):
         bound = Bound(0.0, bound.upper)
         releases = Releases(self.noise_multiplier, self.sampling_prob, self.steps, self.release)
         loss = 0.5 / min(self.noise_multiplier, self.release) ** 2
-        for accuracy in ACCURACIES if loss <= _LARGEST_LOSS else ():
-            try:
-                bound = bound.intersection(question.ask(Inverted(releases, accuracy)))
-            except NotInvertibleError:
-                break
-            # Digits beyond the tolerance cost next to nothing here.
-            if bound.width <= 1e-4 * question.width(bound):
-                break
+        if loss <= _LARGEST_LOSS:
+            with contextlib.suppress(NotInvertibleError):
+                bound = bound.intersection(question.ask(Inverted(releases, ACCURACY)))
         if (
             question.wanted == "epsilon"
             and question.width(bound) < bound.width <= _SHARP * bound.lower

@@ -115,8 +115,8 @@ def test_delta_is_sharp_down_to_epsilon_0_and_equals_grids(sigma, rate, steps, e
     grids = profile._grids()
     step = 0.05 if sigma < 0.7 else 0.2 * grids.deviation
     resolution, point = step / min(1.0, grids.deviation), Point(1.0, epsilon)
-    assert grids.lower(resolution, point).curve(epsilon) <= bound.upper
-    assert bound.lower <= grids.upper(resolution, point).curve(epsilon)
+    assert grids.lower(resolution, point)(epsilon) <= bound.upper
+    assert bound.lower <= grids.upper(resolution, point)(epsilon)
 
 
 @pytest.mark.parametrize(("sigma", "rate", "count"), [(0.5, 0.3, 300), (0.3, 0.2, 50)])
