@@ -62,14 +62,6 @@ def test_the_printed_command_is_the_configuration(name):
     )
 
 
-def test_a_configuration_without_command_is_a_programs():
-    config = RunSpec.of(SETTINGS["poisson"](), noise_multiplier=1.0, init_seed=5)
-    printed = train_command({"name": "clicks", "settings": {"data": "s"}}, config, Path("run"))
-    assert (
-        printed == "# run: no command repeats this run; only Python and sweep files set init_seed"
-    )
-
-
 def test_the_printed_command_names_a_task_made_already_alone():
     config = RunSpec.of(SETTINGS["poisson"](), noise_multiplier=1.0)
     settings = {"rows": 160, "width": 5, "seed": 0}
@@ -78,10 +70,12 @@ def test_the_printed_command_names_a_task_made_already_alone():
         assert given in command
         _, read, _ = cli.parse(shlex.split(command)[1:])
         assert read.task == name
-    unnamed = {"name": None, "settings": {}}
-    assert train_command(unnamed, config, Path("run")).startswith(
-        "# run: no command repeats this run; a program"
-    )
+    unknown = "# run: no command repeats this run; "
+    printed = train_command({"name": None, "settings": {}}, config, Path("run"))
+    assert printed.startswith(f"{unknown}a program")
+    seeded = RunSpec.of(SETTINGS["poisson"](), noise_multiplier=1.0, init_seed=5)
+    printed = train_command({"name": "clicks", "settings": {"data": "s"}}, seeded, Path("run"))
+    assert printed == f"{unknown}only Python and sweep files set init_seed"
 
 
 @pytest.fixture(scope="module")
@@ -189,27 +183,10 @@ def test_another_metric_can_be_put_first(clicked):
         page_of([clicked], headline="auc")
 
 
-def test_the_page_never_reads_the_diagnostics(runs, page):
-    kept = {run: (run / DIAGNOSTICS).read_bytes() for run in runs}
-    for run in runs:
-        (run / DIAGNOSTICS).unlink()
-    try:
-        assert page_of(runs) == page
-    finally:
-        for run, content in kept.items():
-            (run / DIAGNOSTICS).write_bytes(content)
-
-
-def test_the_command_writes_the_page_markdown_and_figures(runs, tmp_path):
-    out = tmp_path / "page.html"
-    words = ["--out", str(out), "--title", "A & B", "--markdown", str(tmp_path / "page")]
-    assert cli.main(["report", *map(str, runs), *words]) == 0
-    assert "<title>A &amp; B</title>" in out.read_text()
-    assert {path.name for path in (tmp_path / "page").iterdir()} == {
-        "report.md",
-        "quality.svg",
-        "curves.svg",
-    }
+def test_the_page_never_reads_the_diagnostics(runs, page, tmp_path):
+    without = shutil.ignore_patterns(DIAGNOSTICS)
+    copies = [shutil.copytree(run, tmp_path / run.name, ignore=without) for run in runs]
+    assert page_of(copies) == page
 
 
 def test_text_from_runs_cannot_become_markup():
@@ -328,11 +305,14 @@ def test_a_damaged_finished_run_is_refused_in_one_line(clicked, tmp_path, comman
 def test_a_page_is_written_beside_its_run_and_nothing_into_it(runs, tmp_path, command):
     run = shutil.copytree(runs[2], tmp_path / "run")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    words = "report", run, "--out", tmp_path / "run.html"
+    words = "report", *runs[:2], run, "--out", tmp_path / "run.html", "--title", "A & B"
     assert "name another --markdown" in command.refuses(*words, "--markdown", run)
-    command(*words)
+    command(*words, "--markdown", tmp_path / "page")
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.html"}
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.html", "page"}
+    assert "<title>A &amp; B</title>" in (tmp_path / "run.html").read_text()
+    written = {path.name for path in (tmp_path / "page").iterdir()}
+    assert written == {"report.md", "quality.svg", "curves.svg"}
 
 
 def test_the_page_warns_about_runs_on_different_stores(runs, tmp_path):

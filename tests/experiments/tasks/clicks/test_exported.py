@@ -16,9 +16,9 @@ import pytest
 
 from dpsgd import Run, RunSpec, load_exported
 from dpsgd.models import predictions
+from dpsgd.models.model import export
 from dpsgd.runs.initial import read_arrays
 from dpsgd.runs.result import Bundle
-from experiments import cli
 from experiments.tasks.clicks.formats import DISPLAY
 from experiments.tasks.clicks.model import pure_functions
 from experiments.tasks.clicks.schema import Schema
@@ -31,13 +31,6 @@ from samplers import Deterministic
 ROWS = 200
 
 
-def run(*argv) -> int:
-    try:
-        return cli.main([str(word) for word in argv])
-    except SystemExit as stopped:
-        return int(stopped.code or 0)
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A folder with train.txt, its store, a run on it and the model that was exported."""
@@ -47,7 +40,7 @@ def home(tmp_path_factory):
     task = Clicks(home / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
     config = RunSpec.of(Deterministic(ROWS * 4 // 5, 40, 2), noise_multiplier=1.0, audit=False)
     Run.create(task, config, home / "run", name="clicks").train()
-    assert run("export", home / "run", home / "model") == 0
+    export(home / "run", home / "model")
     return home
 
 
@@ -77,13 +70,6 @@ def scores_of(path):
     header, *lines = text.decode().splitlines()
     assert header == "probability"
     return np.array([float(line) for line in lines])
-
-
-def in_one_line(capsys, *argv) -> str:
-    capsys.readouterr()
-    assert run(*argv) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 # --- As a library --------------------------------------------------------------------------------
@@ -220,26 +206,26 @@ def cut_label(line):
 @pytest.mark.parametrize("labelled", [True, False])
 @pytest.mark.parametrize("packed", ["", ".gz"])
 def test_a_file_is_scored_row_by_row_with_labels_or_without(
-    home, tmp_path, expected, model, labelled, packed
+    home, tmp_path, expected, model, labelled, packed, command
 ):
     lines = (home / "train.txt").read_text().splitlines(keepends=True)
     text = "".join(lines if labelled else map(cut_label, lines)).encode()
     file, out = tmp_path / f"rows{packed}", tmp_path / f"scores.csv{packed}"
     file.write_bytes(gzip.compress(text) if packed else text)
-    assert run("score", home / model, file, "--out", out) == 0
+    command("score", home / model, file, "--out", out)
     np.testing.assert_allclose(scores_of(out), expected, rtol=1e-6)
 
 
-def test_the_split_of_a_store_is_scored_in_its_order(home, tmp_path, expected):
+def test_the_split_of_a_store_is_scored_in_its_order(home, tmp_path, expected, command):
     out = tmp_path / "scores.csv"
-    assert run("score", home / "model", home / "store", "--split", "test", "--out", out) == 0
+    command("score", home / "model", home / "store", "--split", "test", "--out", out)
     np.testing.assert_allclose(scores_of(out), expected[-ROWS // 10 :], rtol=1e-6)
 
 
-def test_what_is_there_is_never_overwritten(home, tmp_path, capsys, monkeypatch):
+def test_what_is_there_is_never_overwritten(home, tmp_path, command, monkeypatch):
     out = tmp_path / "scores.csv"
     out.write_text("mine")
-    line = in_one_line(capsys, "score", home / "model", home / "train.txt", "--out", out)
+    line = command.refuses("score", home / "model", home / "train.txt", "--out", out)
     assert "exists already and is left as it is" in line
     out.unlink()
     monkeypatch.setattr(predictions, "BATCH", 64)
@@ -267,7 +253,7 @@ REFUSED = {  # words after `score` -> what is said of them
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_impossible_scores_are_refused_and_write_nothing(home, tmp_path, capsys, words):
+def test_impossible_scores_are_refused_and_write_nothing(home, tmp_path, command, words):
     (tmp_path / "empty").mkdir()
     for name, line in (("short.txt", "x\ty"), ("word.txt", "1" + "\tq" * 39)):
         (tmp_path / name).write_text((home / "train.txt").read_text() + line + "\n")
@@ -276,7 +262,7 @@ def test_impossible_scores_are_refused_and_write_nothing(home, tmp_path, capsys,
     places = [(home if name in ("model", "train.txt") else tmp_path) / name for name in words[:2]]
     out = tmp_path / ("no" if more == ["no"] else "") / "scores.csv"
     options = more if more != ["no"] else []
-    assert REFUSED[words] in in_one_line(capsys, "score", *places, *options, "--out", out)
+    assert REFUSED[words] in command.refuses("score", *places, *options, "--out", out)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -303,23 +289,15 @@ def test_memory_does_not_grow_with_the_file(home, tmp_path, monkeypatch):
 # --- dpsgd evaluate ------------------------------------------------------------------------------
 
 
-def printed(capsys):
-    told = capsys.readouterr()
-    return dict(line.split(": ") for line in told.out.splitlines()), told.err
-
-
 @pytest.mark.parametrize("model", ["model", "run"])
-def test_a_split_of_a_store_is_evaluated_alone(home, capsys, model):
+def test_a_split_of_a_store_is_evaluated_alone(home, command, model):
     record = json.loads((home / "run" / "report.json").read_text())
-    capsys.readouterr()
     for split in ("validation", "test"):
-        assert run("evaluate", home / model, home / "store", "--split", split) == 0
-        metrics, note = printed(capsys)
+        said = command("evaluate", home / model, home / "store", "--split", split)
+        metrics = dict(line.split(": ") for line in said.splitlines())
         assert float(metrics["auc"]) == pytest.approx(record["metrics"][f"{split}_auc"], rel=1e-5)
         assert int(metrics["num_examples"]) == record["metrics"][f"{split}_num_examples"]
-        assert not note
-    assert run("evaluate", home / model, home / "store") == 0
-    said = capsys.readouterr().out.splitlines()
+    said = command("evaluate", home / model, home / "store").splitlines()
     assert ("trained the model" in said[0]) == (model == "run")
     metrics = dict(line.split(": ") for line in said[model == "run" :])
     assert int(metrics["num_examples"]) == ROWS

@@ -38,10 +38,6 @@ def write_parquet(path, rows):
     pq.write_table(pa.table(columns), path)
 
 
-def run(*words) -> int:
-    return cli.main([str(word) for word in words])
-
-
 README = (Path(__file__).resolve().parents[4] / "README.md").read_text()
 TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4", "--batch-size", "100"]
 TINY += ["--no-audit"]
@@ -78,7 +74,7 @@ def trained(tmp_path_factory):
     commands[1] += TINY
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.chdir(folder):
         for words in commands:
-            assert run(*words) == 0
+            assert cli.main(words) == 0
     return folder, printed.getvalue()
 
 
@@ -104,11 +100,11 @@ def test_readme_commands_prepare_train_evaluate_export_and_score(trained):
         model.predict({"city": ["Uri"], "device": [1]})
 
 
-def test_scores_are_written_beside_a_key_column_of_a_table(trained, tmp_path, capsys):
+def test_scores_are_written_beside_a_key_column_of_a_table(trained, tmp_path, command):
     folder, _ = trained
     rows, out = [{**row, "note": f"k, {i}"} for i, row in enumerate(clicks(50))], tmp_path / "s.csv"
     ask = ["score", folder / "run", write(tmp_path / "t", rows), "--out", out, "--key"]
-    assert run(*ask, "note") == 0
+    command(*ask, "note")
     with out.open(newline="") as file:
         assert [row[0] for row in csv.reader(file)] == ["note", *(f"k, {i}" for i in range(50))]
     out.unlink()
@@ -116,8 +112,7 @@ def test_scores_are_written_beside_a_key_column_of_a_table(trained, tmp_path, ca
         (tmp_path / "t", "no", "has no column no"),
         (folder / "store", "note", "keys need a table in a CSV, TSV or Parquet file"),
     ]:
-        assert run("score", folder / "run", path, "--out", out, "--key", key) == 2
-        assert says in capsys.readouterr().err
+        assert says in command.refuses("score", folder / "run", path, "--out", out, "--key", key)
     assert not out.exists()
 
 
@@ -145,13 +140,10 @@ AGE = ["t.csv", "s", "--label", "y", "--numbers", "age"]
     ],
 )
 def test_a_command_that_cannot_be_carried_out_is_one_line(
-    tmp_path, monkeypatch, capsys, words, says
+    tmp_path, monkeypatch, command, words, says
 ):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "t.csv", [{"y": i % 3 == 0, "city": "Uri", "age": i} for i in range(30)])
     (tmp_path / "v.toml").write_text("city = [1, 2]")
-    assert run("prepare", "csv", *words) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert len(error.splitlines()) == 1
+    assert says in command.refuses("prepare", "csv", *words)
     assert not (tmp_path / "s").exists()
