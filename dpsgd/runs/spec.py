@@ -303,7 +303,7 @@ class RunSpec(Record):
         every step. lazy: by SGD; the noise of a row is drawn when the row is next read. The
         guarantee is the same, and the time of a step does not depend on the size of the tables.
         auto: lazy if the tables are much larger than a batch.
-      optimizer: Optimizer of the private gradients: adam, sgd, or your own as module:Class.
+      optimizer: Optimizer of the private gradients: adam, adamw, sgd, or your own as module:Class.
       average: Released parameters: last step, tail average or moving average.
       clipping: How per-example gradients are clipped to l2_clip_norm. flat: the whole gradient.
         per-layer: each group of parameters to its own norm; their squares add up to l2_clip_norm

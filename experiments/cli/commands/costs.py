@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,7 @@ def compare(question: Compare) -> None:
     equal_privacy = bool(question.target_epsilon)
     with Console() as console:
         profiles = {name: sampler.privacy for name, sampler in samplers.items()}
+        bounds: Callable[..., list[dict[str, Any]]]
         if equal_privacy:
             measure, corner = "smallest noise multiplier", "epsilon"
             xs, bounds = question.target_epsilon, comparison.noise_multipliers

@@ -92,7 +92,7 @@ def test_help_is_as_wide_as_the_terminal(width, capsys, monkeypatch):
 
 def test_help_of_a_run_has_few_options_in_the_newcomers_order(capsys):
     text = shown("train sampler:poisson", capsys)
-    assert len(re.findall(r"^  -", text, re.MULTILINE)) <= 46
+    assert len(re.findall(r"^  --", text, re.MULTILINE)) <= 45
     order = ["DATA", "--out", "--target-epsilon", "--model", "--bands", "--num-devices"]
     places = [re.search(rf"^  {name}\b", text, re.MULTILINE).start() for name in order]
     assert places == sorted(places)
