@@ -25,13 +25,8 @@ def log(request):
 
 
 @pytest.fixture(scope="module")
-def population(log):
-    return log.population
-
-
-@pytest.fixture(scope="module")
-def chunk(population):
-    return generate(population, 7, 0)
+def chunk(log):
+    return generate(log.population, 7, 0)
 
 
 def slow_auc(score, label):
@@ -45,7 +40,8 @@ def assert_same_rows(one, two):
 
 
 @pytest.mark.long
-def test_a_chunk_is_a_function_of_seed_and_number_in_any_order(population, chunk):
+def test_a_chunk_is_a_function_of_seed_and_number_in_any_order(log, chunk):
+    population = log.population
     later = generate(population, 7, 3)
     assert_same_rows(generate(population, 7, 0), chunk)
     assert_same_rows(generate(population, 7, 3), later)
@@ -82,12 +78,12 @@ def test_preparing_the_raw_file_equals_writing_the_store(log, rows, tmp_path):
     assert direct.source["bayes_auc"] == summary.bayes_auc
 
 
-def test_missing_rates_match_publication_and_groups_go_together(population, chunk):
+def test_missing_rates_match_publication_and_groups_go_together(log, chunk):
     """Six standard deviations each: a false alarm has a probability below 1e-7 in all."""
-    absent = dict(zip(population.integers, chunk.integers_missing, strict=True))
-    absent |= {n: r == 0 for n, r in zip(population.categories, chunk.ranks, strict=True)}
+    absent = dict(zip(log.population.integers, chunk.integers_missing, strict=True))
+    absent |= {n: r == 0 for n, r in zip(log.population.categories, chunk.ranks, strict=True)}
     expected = dict.fromkeys(absent, 0.0)
-    for group in population.missing:
+    for group in log.population.missing:
         expected |= group
         rarest_first = sorted(group, key=group.get)
         for rarer, other in itertools.pairwise(rarest_first):
@@ -96,10 +92,10 @@ def test_missing_rates_match_publication_and_groups_go_together(population, chun
         assert abs(absent[name].mean() - rate) <= 6 * math.sqrt(rate * (1 - rate) / CHUNK), name
 
 
-def test_values_follow_zipf_with_the_real_cardinalities(population, chunk):
+def test_values_follow_zipf_with_the_real_cardinalities(log, chunk):
     """Six standard deviations of a binomial, on three cumulative probabilities per column."""
     for ranks, (cardinality, exponent) in zip(
-        chunk.ranks, population.categories.values(), strict=True
+        chunk.ranks, log.population.categories.values(), strict=True
     ):
         ranks = ranks[ranks > 0]
         assert ranks.max() <= cardinality
@@ -186,9 +182,9 @@ def test_outcomes_of_the_raw_search_log_follow_from_the_label(tmp_path):
 
 
 @pytest.mark.long
-def test_planted_probabilities_beat_every_other_score(population, chunk):
+def test_planted_probabilities_beat_every_other_score(log, chunk):
     """Adding up log-odds per value, learned on the first rows, comes close to but not above."""
-    train, test = chunk, generate(population, 7, 1)
+    train, test = chunk, generate(log.population, 7, 1)
     score = np.zeros(CHUNK)
     prior = train.label.mean()
     for ranks, unseen in zip(train.ranks, test.ranks, strict=True):

@@ -18,6 +18,7 @@ import sklearn.metrics as reference
 from dpsgd import load_exported
 from dpsgd.audit.conformance import check_task
 from experiments import cli
+from experiments.tasks.classes import class_metrics
 from experiments.tasks.clicks.formats import table_format, table_schema
 from experiments.tasks.clicks.model import pure_functions
 from experiments.tasks.clicks.sizes import ModelConfig
@@ -226,6 +227,12 @@ def test_metrics_are_scikit_learns(target):
             labels, p = y, np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
             expected = {"accuracy": reference.accuracy_score(y, p.argmax(axis=1))}
             expected["log_loss"] = reference.log_loss(y, p)
+            blocks = class_metrics([(z[:7], y[:7]), (z[7:], y[7:])])
+            assert blocks == pytest.approx(target.metrics(z, y))
+            far = class_metrics([(np.array([[-2000.0, 0.0]]), np.zeros(1, int))])
+            assert far["log_loss"] == 2000
+            with pytest.raises(ValueError, match="there are no rows"):
+                target.metrics(z[:0], y[:0])
         case Number():
             labels = RNG.uniform(0, 500, 300).astype(np.float32)
             p = np.clip(250 + 125 * logits, 0, 500)

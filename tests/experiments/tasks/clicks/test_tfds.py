@@ -49,12 +49,15 @@ def people(tmp_path, splits, more=None):
     return str(built(tmp_path / "data", "people", FEATURES | (more or {}), splits))
 
 
+def prepare(folder, out, **options):
+    return tfds_source.prepare(folder, out, **{"label": "bought"} | options)
+
+
 def test_numbers_are_transformed_and_categories_are_hashed(tmp_path):
     rows = {"train": [person(i) for i in range(40)], "validation": [person(7)]}
     rows["test"] = [person(i) for i in range(9)]
     folder = people(tmp_path, rows)
-    options = {"label": "bought", "text_buckets": 512, "hash_seed": 4}
-    store = tfds_source.prepare(folder, tmp_path / "store", **options)
+    store = prepare(folder, tmp_path / "store", text_buckets=512, hash_seed=4)
     assert store.schema == Schema(
         "tfds:people", ("age", "visits"), ("city", "member", "name"), (1024, 1024, 512), "bought"
     )
@@ -80,7 +83,7 @@ def test_numbers_are_transformed_and_categories_are_hashed(tmp_path):
 
 def test_a_class_that_is_not_known_is_missing(tmp_path):
     rows = [person(i, city=-1 if i < 20 else 2, bought=i % 2) for i in range(40)]
-    store = tfds_source.prepare(people(tmp_path, {"train": rows}), tmp_path / "s", label="bought")
+    store = prepare(people(tmp_path, {"train": rows}), tmp_path / "s")
     ids = [int(i) for split in store.splits for i in store.load(split)["categories"][:, 0]]
     assert ids.count(0) == 20
 
@@ -93,13 +96,13 @@ def test_missing_splits_are_split_off_by_row_number(tmp_path):
         return store.load(split)["integers"][:, 1].tolist()
 
     alone = people(tmp_path / "a", {"train": rows})
-    store = tfds_source.prepare(alone, tmp_path / "1", label="bought")
+    store = prepare(alone, tmp_path / "1")
     expected = random_split({"label": visits["visits"], **visits}, 0)
     for split in ("train", "validation", "test"):
         assert numbers(store, split) == expected[split]["visits"].tolist()
     for other in ("validation", "test"):
         folder = people(tmp_path / other, {"train": rows, other: rows, "unsupervised": rows[:1]})
-        store = tfds_source.prepare(folder, tmp_path / f"{other} store", label="bought")
+        store = prepare(folder, tmp_path / f"{other} store")
         assert numbers(store, "train") == visits["visits"].tolist()
         halves = random_halves({"label": visits["visits"], **visits}, 0)
         for split in ("validation", "test"):
@@ -111,14 +114,12 @@ def test_features_that_do_not_fit_are_named_and_can_be_left_out(tmp_path):
     row = person(1, face=np.zeros(2, np.float32), tags={"a": 3})
     folder = people(tmp_path, {"train": [row] * 30}, more)
     with pytest.raises(SourceError, match=r"face \(Tensor\), tags \(FeaturesDict\); leave"):
-        tfds_source.prepare(folder, tmp_path / "s", label="bought")
+        prepare(folder, tmp_path / "s")
     with pytest.raises(SourceError, match="has no feature 'fase'; it has age, bought, city"):
-        tfds_source.prepare(folder, tmp_path / "s", label="bought", leave_out=("fase",))
+        prepare(folder, tmp_path / "s", leave_out=("fase",))
     with pytest.raises(SourceError, match="has no feature 'label'"):
         tfds_source.prepare(folder, tmp_path / "s")
-    store = tfds_source.prepare(
-        folder, tmp_path / "s", label="bought", leave_out=("face", "tags", "name")
-    )
+    store = prepare(folder, tmp_path / "s", leave_out=("face", "tags", "name"))
     assert store.schema.categories == ("city", "member")
 
 
@@ -134,7 +135,7 @@ def test_bad_values_are_named_by_split_record_and_feature(tmp_path, fields, labe
     rows = [person(i, visits=i) for i in range(20)]
     rows[7] |= fields
     with pytest.raises(SourceError, match=says):
-        tfds_source.prepare(people(tmp_path, {"train": rows}), tmp_path / "s", label=label)
+        prepare(people(tmp_path, {"train": rows}), tmp_path / "s", label=label)
     assert not (tmp_path / "s").exists()
 
 
@@ -146,21 +147,21 @@ def test_other_formats_and_lost_records_are_refused(tmp_path):
         whole["splits"][0]["shardLengths"] = [account]
         info.write_text(json.dumps(whole))
         with pytest.raises(SourceError, match=f"has 30 records, but .* declares {account}; build"):
-            tfds_source.prepare(folder, tmp_path / "s", label="bought")
+            prepare(folder, tmp_path / "s")
     info.write_text(json.dumps(whole | {"fileFormat": "parquet"}))
     with pytest.raises(
         SourceError, match=r"is stored as parquet in .*; build it with file_format="
     ):
-        tfds_source.prepare(folder, tmp_path / "s", label="bought")
+        prepare(folder, tmp_path / "s")
     with pytest.raises(SourceError, match="no_such_data cannot be opened"):
-        tfds_source.prepare("no_such_data", tmp_path / "s", data_dir=tmp_path)
+        prepare("no_such_data", tmp_path / "s", data_dir=tmp_path)
     with pytest.raises(SourceError, match=r"mnist:9\.9\.9 cannot be opened"):
-        tfds_source.prepare("mnist:9.9.9", tmp_path / "s", data_dir=tmp_path)
+        prepare("mnist:9.9.9", tmp_path / "s", data_dir=tmp_path)
     with pytest.raises(SourceError, match=r"titanic cannot be opened.*find dataset files"):
-        tfds_source.prepare("titanic", tmp_path / "s", data_dir=tmp_path)
+        prepare("titanic", tmp_path / "s", data_dir=tmp_path)
     renamed = people(tmp_path / "renamed", {"rows": [person(1)]})
     with pytest.raises(SourceError, match="has no split 'train'; it has rows"):
-        tfds_source.prepare(renamed, tmp_path / "s", label="bought")
+        prepare(renamed, tmp_path / "s")
 
 
 def test_the_command_prepares_a_store(tmp_path, capsys):

@@ -98,9 +98,14 @@ def test_omitting_the_user_part_keeps_the_gradient():
 
 def test_padding_changes_no_gradient_and_a_null_user_has_none():
     params = factorization.init(12, 2)
-    gradient = jax.jit(jax.grad(factorization.loss))
-    short, padded = gradient(params, a_user(padding=0)), gradient(params, a_user())
-    null = gradient(params, {name: np.zeros_like(column) for name, column in a_user().items()})
+    value_and_gradient = jax.jit(jax.value_and_grad(factorization.loss))
+    (loss, short), (same, padded) = (
+        value_and_gradient(params, a_user(padding=padding)) for padding in (0, 3)
+    )
+    assert loss == pytest.approx(same)
+    _, null = value_and_gradient(
+        params, {name: np.zeros_like(column) for name, column in a_user().items()}
+    )
     for name in params:
         np.testing.assert_allclose(short[name], padded[name], atol=1e-6)
         assert not np.any(null[name])
