@@ -159,7 +159,6 @@ ASKED = ["report", "private", "--out", "page.html"]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*ASKED, "--by", "C9"], "--by is about labelled rows: name them with --data"),
         ([*ASKED, "--against", "plain"], "--against is about labelled rows"),
         ([*ASKED, "--data", "store", "--by", "C99"], "no categorical column 'C99'; there are C1, "),
         ([*ASKED, "--data", "store", "--against", "private"], "private was trained with noise"),

@@ -16,10 +16,6 @@ def oracle_id(value: int, feature: int, seed: int, buckets: int) -> int:
     return 1 + split_mix(value ^ key) % buckets
 
 
-def test_paper_model_has_about_85_million_embedding_parameters():
-    assert 84e6 < 14 * sum(DISPLAY_ADS.table_sizes()) < 86e6
-
-
 def test_bucket_counts_are_powers_of_two_with_few_collisions():
     assert len(DISPLAY_CARDINALITIES) == len(DISPLAY_ADS.buckets) == 26
     for cardinality, buckets in zip(DISPLAY_CARDINALITIES, DISPLAY_ADS.buckets, strict=True):

@@ -31,32 +31,27 @@ def test_ratings_are_read_from_the_published_file(tmp_path, name):
     assert table.num_items == 1682
 
 
+CUT = gzip.compress("".join(LINES).encode(), mtime=0)[:-12]
+FAULTS = {
+    "1\t2\t3\n": r"u.data, line 2: found 3 fields, expected user id, item id, rating, timestamp",
+    "1\tx\t3\t4\n": r"line 2, item id: 'x' is not an integer",
+    "1\t2\t6\t4\n": r"line 2, rating: 6 is not in \[1, 5\]",
+    "1\t1683\t5\t4\n": r"line 2, item id: 1683 is not in \[1, 1682\]",
+}
+
+
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("name", "content", "message"),
     [
-        (
-            "1\t2\t3\n",
-            r"u.data, line 2: found 3 fields, expected user id, item id, rating, timestamp",
-        ),
-        ("1\tx\t3\t4\n", r"line 2, item id: 'x' is not an integer"),
-        ("1\t2\t6\t4\n", r"line 2, rating: 6 is not in \[1, 5\]"),
-        ("1\t1683\t5\t4\n", r"line 2, item id: 1683 is not in \[1, 1682\]"),
+        *(("u.data", (LINES[0] + line).encode(), message) for line, message in FAULTS.items()),
+        ("empty", b"", "is empty"),
+        ("cut.gz", CUT, "after line"),
     ],
 )
-def test_a_bad_line_is_named_by_file_line_and_field(tmp_path, line, message):
-    (tmp_path / "u.data").write_text(LINES[0] + line)
+def test_a_damaged_file_is_refused_by_line_and_field(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        ratings.read(tmp_path / "u.data")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", gzip.compress("".join(LINES).encode(), mtime=0)[:-12]], ids=["empty", "cut"]
-)
-def test_an_empty_or_cut_file_is_refused(tmp_path, content):
-    path = tmp_path / ("cut.gz" if content else "empty")
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"is empty|after line"):
-        ratings.read(path)
+        ratings.read(tmp_path / name)
 
 
 def test_a_synthetic_population_has_few_heavy_users():
