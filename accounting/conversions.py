@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from accounting.algebra.cells import Array
 from accounting.profile import PrivacyProfile, proved
@@ -87,6 +86,7 @@ def to_dp_event(profile: PrivacyProfile) -> Any:
       ValueError: If dp_accounting has no event for the mechanism.
     """
     from dp_accounting import dp_event
+    from scipy import stats
 
     match profile:
         case TruncatedProfile():

@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar
 
 from experiments.cli import outputs
 from experiments.cli.options import PLACE, Option, build, look_in_the_current_folder, options_of
-from samplers.registry import import_module
 
 LAST = ("headline", "better", "plot", "overwrite")
 """Options on the presentation of results, listed last in a help."""
@@ -99,6 +98,8 @@ class ReadsLedgers(Question):
 
     def check(self) -> None:
         """Imports the trusted modules."""
+        from samplers.registry import import_module
+
         super().check()
         if self.trust:
             look_in_the_current_folder()
