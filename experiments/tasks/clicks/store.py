@@ -23,11 +23,7 @@ import numpy as np
 from dpsgd.files import parse_json
 from dpsgd.runs.records import build, checked
 from experiments.tasks.clicks.schema import Schema
-from experiments.tasks.splits import (
-    SPLITS,
-    Columns,
-    taken,
-)
+from experiments.tasks.splits import SPLITS, Columns, blocks_of
 
 FORMAT = "dpsgd-columns"
 VERSION = 3
@@ -210,15 +206,13 @@ class Store(Manifest):
         }
 
     def blocks(self, split: str, rows: int = 1 << 16) -> Iterator[Columns]:
-        """Yields the columns of a split in blocks, memory-mapped.
+        """Returns the columns of a split in blocks, memory-mapped.
 
         Args:
             split: Name of the split.
             rows: Number of rows of a block; the last block has the remainder.
         """
-        columns = self.load(split)
-        for begin in range(0, self.rows(split), rows):
-            yield taken(columns, slice(begin, begin + rows))
+        return blocks_of(self.load(split), rows)
 
     def verify(self) -> None:
         """Compares the checksum of every file with the manifest's.

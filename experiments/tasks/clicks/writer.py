@@ -40,6 +40,7 @@ from experiments.tasks.splits import (
     SPLITS,
     Columns,
     Split,
+    blocks_of,
     chronological_split,
     random_masks,
     taken,
@@ -176,9 +177,8 @@ class StoreWriter:
             for name, dtype in columns
         }
         for split in SPLITS[1:]:
-            begin, stop = ranges[split]
-            for first in range(begin, stop, 1 << 16):
-                self.append(taken(rows, slice(first, min(first + (1 << 16), stop))), split)
+            for block in blocks_of(taken(rows, slice(*ranges[split])), 1 << 16):
+                self.append(block, split)
         self.rows["train"] = ranges["train"][1]
         for name, dtype in columns:
             os.truncate(self.path / f"train.{name}", self.rows["train"] * dtype.itemsize)
