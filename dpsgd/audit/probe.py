@@ -410,8 +410,8 @@ class Probe:
         plan = members if isinstance(members, IndexBlock) else self._plan(members)
         state, mechanism = self.layout.put_state(state), mechanism or self.mechanism
         data, plan = self.layout.put_block(self.mechanism.sampler, self.columns, plan)
-        key = self.root.loss_key(loss_attempt)
-        loss_key = jnp.asarray(key) if self.algorithm.takes_key else None
+        takes_key = self.algorithm.takes_key
+        loss_key = jnp.asarray(self.root.loss_key(loss_attempt)) if takes_key else None
         watch = Watch.nothing(state.raw_params)._replace(return_gradient=np.bool_(return_gradient))
         steps = range(int(state.step), int(state.step) + 1)
         if steps not in self._known:

@@ -157,12 +157,14 @@ class _Steps:
         self._numbers = np.array([*units, *([] if probe.nan is None else [probe.nan])])
         shards = probe.mechanism.sampler.num_shards if probe.algorithm.takes_key else 1
         self._every = np.arange(probe.places // shards)  # places with the keys of one shard
-        self._why_measured, formed = why_no_gradients(probe, large=self.large), None
+        source: Gradients | _Measured | None = None
+        self._why_measured = why_no_gradients(probe, large=self.large)
         if not self._why_measured:
-            formed = Gradients(probe, self._numbers, releases.places)
-            self._why_measured = formed.fault
-        measured = formed is None or formed.fault
-        self._source = _Measured(releases, self._numbers) if measured else formed
+            source = Gradients(probe, self._numbers, releases.places)
+            self._why_measured = source.fault
+        if source is None or self._why_measured:
+            source = _Measured(releases, self._numbers)
+        self._source = source
         norms, self._steady = self._source.norms, np.flatnonzero(self._source.steady[: len(units)])
         self._norms = norms[self._steady]
         self.largest = float(self._norms.max(initial=0.0))

@@ -172,13 +172,13 @@ class _Reader:
         if name in _CALLS:
             return self.read(params.get("jaxpr", params.get("call_jaxpr")), inputs)
         if name == "while":
-            sizes = params["cond_nconsts"], params["body_nconsts"]
-            of_condition, consts, carry = _split(inputs, *sizes)
+            counts = params["cond_nconsts"], params["body_nconsts"]
+            of_condition, consts, carry = _split(inputs, *counts)
             condition = params["cond_jaxpr"], of_condition
             return self._loop(params["body_jaxpr"], consts, carry, (), condition)
         if name == "scan":
-            flows = _split(inputs, params["num_consts"], params["num_carry"])
-            return self._loop(params["jaxpr"], *flows)
+            consts, carry, slices = _split(inputs, params["num_consts"], params["num_carry"])
+            return self._loop(params["jaxpr"], consts, carry, slices)
         if name == "cond":
             (outputs, faults), *branches = [self.read(x, inputs[1:]) for x in params["branches"]]
             for alternative, wrong in branches:
@@ -290,7 +290,9 @@ class _Reader:
             carry = next_carry
 
 
-def _split(inputs: list[Flow], first: int, second: int) -> tuple[list[Flow], ...]:
+def _split(
+    inputs: list[Flow], first: int, second: int
+) -> tuple[list[Flow], list[Flow], list[Flow]]:
     """Splits inputs into parts of the given lengths, and the remainder."""
     return inputs[:first], inputs[first : first + second], inputs[first + second :]
 
