@@ -114,7 +114,7 @@ def test_a_run_with_a_coupled_table_is_refused():
 
 def fresh():
     """Returns the loss as a new function, so that no compiled program is shared."""
-    return with_rows(plain.lookups, loss_of_rows)
+    return with_rows(plain.lookups, lambda params, rows, x: loss_of_rows(params, rows, x))
 
 
 @pytest.mark.short("0 and 1-*", "uniform-True", "two examples-True")
