@@ -126,9 +126,13 @@ def test_what_is_spent_is_what_a_ledger_of_these_steps_costs(sampler, tmp_path):
     with Ledger.create(tmp_path / "ledger.jsonl", terms) as ledger:
         ledger.declare(range(14))
         told = ledger.history.guarantee()
-    assert spent(sampler, 14).epsilon.upper == told.epsilon.upper
-    assert spent(sampler, 14).notes[-1] == told.notes[-1]
+    part, whole = spent(sampler, 14), spent(sampler, 30)
+    assert part.epsilon.upper == told.epsilon.upper
+    assert part.notes[-1] == told.notes[-1]
+    assert f"costs what the whole run costs (epsilon in {whole.epsilon})" in told.notes[-1]
     assert "for the first 14 of 30 steps, if no release decides to stop there" in told.sentence()
+    assert part.record()["guarantee"] == part.sentence()
+    assert whole.scope == ""
 
 
 @pytest.mark.short("deterministic", "shuffle", "poisson", "balls-and-bins", "one assignment")
@@ -167,17 +171,6 @@ def test_where_nothing_is_guaranteed_nothing_bounds_an_attack(interval):
     assert void.attack_advantage is None
     assert "accuracy" not in void.sentence()
     assert void.record()["attack_accuracy_upper"] is None
-
-
-def test_partial_run_names_its_steps_condition_and_whole_cost():
-    sampler = SAMPLERS["balls-and-bins"]
-    part, whole = spent(sampler, 14), spent(sampler, 30)
-    said = "for the first 14 of 30 steps, if no release decides to stop there (zero-out adjacency"
-    assert said in part.sentence()
-    assert part.record()["guarantee"] == part.sentence()
-    assert f"costs what the whole run costs (epsilon in {whole.epsilon})" in part.notes[-1]
-    assert whole.scope == ""
-    assert "steps" not in whole.sentence()
 
 
 @pytest.mark.parametrize("steps", [-1, 31])

@@ -49,17 +49,6 @@ def test_a_batch_beyond_what_was_thought_possible_is_taken_whole(monkeypatch):
         ]))  # fmt: skip
 
 
-def test_rows_that_travel_are_those_that_the_plan_names(tmp_path):
-    column = np.arange(120, dtype=np.float16).reshape(60, 2)
-    np.save(tmp_path / "column.npy", column)
-    data = {"mapped": np.load(tmp_path / "column.npy", mmap_mode="r"), "held": column[:, 0]}
-    _, plan = next(plan_blocks(BatchSource(SAMPLERS["one pass"], 0), first_step=0, block_steps=4))
-    rows, there = with_rows(data, plan)
-    for name, whole in data.items():
-        np.testing.assert_array_equal(rows[name][there.places], whole[plan.indices])
-    assert there._replace(places=None) == plan
-
-
 def test_an_item_is_made_while_the_one_before_it_is_in_use():
     made = [threading.Event() for _ in range(3)]
 

@@ -16,7 +16,7 @@ from accounting import GaussianProfile, calibrate
 from dpsgd import Mechanism, Platt, Refinement, calibration_sums
 from dpsgd.core.queries import FullSums
 from dpsgd.engine.calibration import RULES, Affine, Temperature
-from dpsgd.engine.queries import refine, sums_run
+from dpsgd.engine.queries import refine
 from samplers import Poisson
 
 N = 600
@@ -179,17 +179,6 @@ def test_row_vectors_stay_within_the_clipping_norm(kind):
     found = np.asarray(norms(jnp.concatenate(states)))
     assert np.isfinite(found).all()
     assert 0.95 * kind.rule.l2_clip_norm < found.max() < kind.rule.l2_clip_norm * (1 - 2e-6)
-
-
-@each_kind
-def test_no_row_is_clipped(kind):
-    sums = FullSums(1, 1.0, kind.rule.l2_clip_norm)
-    mechanism = Mechanism(Poisson(N, 10), 1.0, 1.0, full_sums=sums).sums_mechanism()
-    run = sums_run(kind.of, mechanism, (), kind.wild(np.random.default_rng(1)))
-    _, counted = jax.jit(run.algorithm.clipped_sum)(
-        run.state.params, run.rows, jnp.ones(N), mechanism.scales()
-    )
-    assert (counted.clipped_count, counted.nonfinite_count) == (0, 0)
 
 
 @pytest.mark.short("platt", "affine")

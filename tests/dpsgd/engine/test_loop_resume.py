@@ -81,17 +81,6 @@ def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
     assert_same_bits(resumed, block.state)
 
 
-@pytest.mark.parametrize(
-    ("sampler", "noise_multiplier"),
-    [(SAMPLERS[0], 1.0), (SAMPLERS[3], 0.0)],
-    ids=["noise alone", "batches alone"],
-)
-def test_another_call_draws_other_noise_and_other_batches(sampler, noise_multiplier):
-    private = mechanism(sampler, noise_multiplier)
-    first, second = (run(private, initial(), insecure_seed=None)[1] for _ in range(2))
-    assert not np.array_equal(first.params["w"], second.params["w"])
-
-
 def test_block_runs_only_after_it_is_declared(monkeypatch):
     private = mechanism(SAMPLERS[2])
     happened = []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from recording import recorder
 
-from dpsgd import Mechanism, Segment, cost, dpsgd, train_blocks
+from dpsgd import Mechanism, dpsgd, train_blocks
 from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
@@ -65,16 +65,3 @@ def test_example_moves_only_its_own_sums_and_by_at_most_c(sampler):
         assert (moved[~takes_part] == 0).all()  # to the bit
         assert (moved[takes_part] <= CLIP * (1 + 1e-4)).all()
         assert (moved[takes_part] > CLIP / 2).all()
-
-
-def test_copies_of_an_example_move_a_sum_by_c_each():
-    # Ten copies of each row, one after another: a user is ten examples.
-    rows = np.repeat(10 * data()[: N // 10], 10, axis=0)  # all of them clipped
-    sampler = SAMPLERS["deterministic"]
-    neighbour = rows.copy()
-    neighbour[:10] = 0.0
-    moved = np.linalg.norm(releases(sampler, neighbour) - releases(sampler, rows), axis=1)
-    assert moved.max() == pytest.approx(B * CLIP, rel=1e-3)  # a whole batch of copies
-    guarantee = cost([Segment(Mechanism(sampler, 1.0, CLIP))], 1e-3)
-    assert guarantee.unit == guarantee.record()["unit"] == "example"
-    assert "unit: one example" in guarantee.sentence()

@@ -14,7 +14,6 @@ import pytest
 
 from dpsgd import (
     AutomaticClipping,
-    Diagnostics,
     LazyTables,
     PerLayerClipping,
     RunSpec,
@@ -163,27 +162,6 @@ def test_a_rule_conforms(rule, lazy):
         table_loss if lazy else loss, optax.sgd(0.1), clipping=clipping, tables=tables
     )
     check_clipping(algorithm, *given, l2_clip_norm=C, batch_size=16)
-
-
-def normalised(params, batch, weights, scales):
-    """Brings every gradient near C, small ones too (Bu et al., NeurIPS 2023)."""
-    gradients = jax.vmap(lambda row: flat_in_jax(jax.grad(loss)(params, row)))(batch)
-    norm = jnp.linalg.norm(gradients, axis=1, keepdims=True)
-    counts = (weights > 0)[:, None] & jnp.isfinite(norm)
-    near = gradients * scales.l2_clip_norm * (1 - 1e-6) / (norm + 0.01)
-    total = jax.flatten_util.ravel_pytree(params)[1](jnp.where(counts, near, 0).sum(0))
-    return total, Diagnostics(0.0, 0.0, 0.0, (weights > 0).sum().astype(jnp.float32))
-
-
-def flat_in_jax(tree):
-    return jax.flatten_util.ravel_pytree(tree)[0]
-
-
-def test_a_clipped_sum_of_ones_own_passes_the_audit():
-    algorithm = dpsgd(loss, optax.sgd(0.1), clipping=AutomaticClipping())
-    algorithm = algorithm._replace(clipped_sum=normalised)
-    rows = jax.tree.map(lambda x: np.tile(x, (8, 1)), ROWS)
-    check_clipping(algorithm, PARAMS, rows, l2_clip_norm=C, batch_size=16)
 
 
 @dataclass(frozen=True)
