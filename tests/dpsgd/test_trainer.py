@@ -186,22 +186,6 @@ def test_a_cross_example_loss_is_refused_before_training(sampler, rows, audit):
     assert not declared
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ({}, "data holds no arrays"),
-        ({"x": np.zeros((N, D)), "y": 1.0}, r"data\['y'\] is float, not an array"),
-        ({"x": [1.0] * N}, r"data\['x'\]\[0\] is float, not an array"),
-        ({"x": np.zeros((N - 1, D))}, r"data\['x'\] has 59 rows.* num_examples=60"),
-        ({"x": np.array(["a"] * N)}, r"data\['x'\] holds <U1"),
-    ],
-)
-def test_data_that_are_no_rows_are_refused_in_a_line(rows, message):
-    with pytest.raises(ValueError, match=message) as refused:
-        trained(rows=rows)
-    assert "\n" not in str(refused.value)
-
-
 @dataclass(frozen=True)
 class Shifted(Refinement):
     """Moves every weight by the mean of x, in two sums."""
@@ -362,6 +346,11 @@ MISTAKEN = {
     "losses of a batch": ({"loss": each_of_batch}, "loss_fn takes a batch.*of one example"),
     "seed": ({"insecure_seed": -1}, r"insecure_seed must be in \[0, 2\*\*64\), got -1"),
     "endless data": ({"rows": Endless}, "data is Endless, not an array.*pass arrays"),
+    "no data": ({"rows": dict}, "data holds no arrays"),
+    "a number": ({"rows": lambda: {**data(), "y": 1.0}}, r"data\['y'\] is float, not an array"),
+    "a list": ({"rows": lambda: {"x": [1.0] * N}}, r"data\['x'\]\[0\] is float, not an array"),
+    "few rows": ({"rows": lambda: {"x": np.zeros((N - 1, D))}}, "has 59 rows.* num_examples=60"),
+    "text": ({"rows": lambda: {"x": np.array(["a"] * N)}}, r"data\['x'\] holds <U1"),
     "endless column": ({"rows": lambda: {"x": EndlessOfLength()}}, r"data\['x'\] is EndlessOf"),
 }
 

@@ -179,29 +179,6 @@ def test_steps_that_the_run_has_not_are_refused(steps):
         spent(SAMPLERS["poisson"], steps)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "deterministic",
-        *(
-            pytest.param(name, marks=pytest.mark.long)
-            for name in ("poisson", "balls-and-bins", "one assignment")
-        ),
-    ],
-)
-def test_until_returns_the_most_epochs_within_epsilon(name):
-    sampler = SAMPLERS[name]
-    short = mechanism(sampler.with_epochs(1), 6.0)
-    target = 1.5 * cost([Segment(mechanism(sampler, 6.0))], DELTA).epsilon.upper
-    chosen = short.until(epsilon=target, delta=DELTA)
-    epochs = chosen.sampler.epochs
-    assert chosen == dataclasses.replace(short, sampler=sampler.with_epochs(epochs))
-    assert epochs > 3
-    more = mechanism(sampler.with_epochs(epochs + 1), 6.0)
-    assert cost([Segment(chosen)], DELTA).epsilon.upper <= target
-    assert cost([Segment(more)], DELTA).epsilon.upper > target
-
-
 @pytest.mark.parametrize("sums", [None, FullSums(1, 9.0), FullSums(4, 9.0)], ids=str)
 def test_until_counts_epochs_and_sums_as_brute_force_does(sums):
     def run(epochs):

@@ -17,6 +17,7 @@ from dpsgd.engine.step import block_function
 from dpsgd.noise.keys import RootKey
 from samplers import (
     BallsAndBins,
+    BatchSource,
     Deterministic,
     Multistage,
     Poisson,
@@ -195,18 +196,28 @@ def test_a_users_whole_data_moves_the_noised_sum_by_at_most_c(make, tau, keep):
     users = np.random.default_rng(2).zipf(1.7, 90) % 12
     x = (100 * np.random.default_rng(3).normal(size=(90, 4))).astype(np.float32)
     seed = 5 if keep == "random" else None
+    capped = cap_contributions(users, tau, keep=keep, seed=seed)
+    sampler = make(capped.num_users, 4, 3)
 
     def noised_sums(x):
-        capped = cap_contributions(users, tau, keep=keep, seed=seed)
-        sampler = make(capped.num_users, 4, 3)
         return releases(sampler, capped.data({"x": x}), user_loss)
 
     before = noised_sums(x)
     heaviest = np.bincount(users).argmax()
     after = noised_sums(np.where((users == heaviest)[:, None], np.float32(0), x))
     moved = np.linalg.norm(before - after, axis=1)
-    assert moved.max() <= CLIP * (1 + 1e-4)
-    assert moved.max() >= 0.99 * CLIP  # the user takes part, and its clipped gradient is long
+    source, number = (
+        BatchSource(sampler, ROOT.sampling_seed(0)),
+        np.unique(users).searchsorted(heaviest),
+    )
+    takes_part = np.array([
+        any(number in one.indices[one.weights > 0] for one in source.passes(step))
+        for step in range(sampler.num_steps)
+    ])  # fmt: skip
+    assert (moved[~takes_part] == 0).all()  # to the bit
+    assert (moved[takes_part] <= CLIP * (1 + 1e-4)).all()
+    assert (moved[takes_part] >= 0.99 * CLIP).all()  # as its clipped gradient is long
+    assert 0 < takes_part.sum() < sampler.num_steps
 
 
 def test_one_users_padding_holds_nothing_of_another_user():

@@ -138,16 +138,6 @@ def bags(count, mode):
     return params, loss_fn, batch, {"table": "rows"}
 
 
-def look_up_out_of_bounds():
-    params = {"table": normal(0, 20, 3)}
-
-    def loss_fn(params, ids):
-        rows = params["table"].at[ids].get(mode="fill", fill_value=0.5)
-        return jnp.sum(jnp.sin(rows) * jnp.arange(1.0, 7.0)[:, None])
-
-    return params, loss_fn, integers(1, 40, B, 6) - 10, {"table": "rows"}
-
-
 def columns_and_pairs():
     """Look-ups along the second axis, along two axes, of one row, and of a block."""
     params = {
@@ -421,7 +411,6 @@ CASES = {
     "bags_clip": functools.partial(bags, 9, "clip"),
     "bags_fill": functools.partial(bags, 9, "fill"),
     "bags_large": functools.partial(bags, 90, None),
-    "look_up_out_of_bounds": look_up_out_of_bounds,
     "columns_and_pairs": columns_and_pairs,
     "look_ups_in_views": look_ups_in_views,
     "parts_and_layouts": parts_and_layouts,
