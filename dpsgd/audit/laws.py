@@ -394,7 +394,7 @@ class _UnitTests(_Tests):
             [*self._unit_shares(units)],
         )
         yield "examples of a unit are drawn at equal rates", [*self._ranks(units[-1])]
-        yield "epochs and seeds are drawn independently", [*self._unit_pairs()]
+        yield "epochs and seeds are drawn independently", [*self._unit_pairs(units[0])]
         yield (
             "examples take part together as often as the law says",
             [*self._together(order, units[0][order])],
@@ -429,20 +429,34 @@ class _UnitTests(_Tests):
             counts = [np.count_nonzero(chosen[draw.examples]) for draw in self._draws]
             yield _pooled(counts, self._rate[chosen].sum())
 
-    def _unit_pairs(self) -> Iterator[Any]:
-        """Yields p-values of examples shared by disjoint pairs of draws."""
+    def _unit_pairs(self, unit: np.ndarray) -> Iterator[Any]:
+        """Yields p-values of examples shared by disjoint pairs of draws.
+
+        Sums over all examples of a pair cannot reject by a few pairs, however many examples they
+        share. Counts of one random example of each outermost unit can: they are binomial.
+
+        Args:
+          unit: Outermost unit of each example: int64[examples].
+        """
+        rng = np.random.default_rng(0)
         draws_by_key = {(draw.seed, draw.epoch): draw for draw in self._draws}
         lags = [(1, 0), *((0, 2**k) for k in range(20)), *((0, k) for k in range(3, 9))]
         for seeds, epochs in lags:
-            counts = []
+            counts, apart = [], []
             for draw in self._draws:
                 later = draws_by_key.get((draw.seed + seeds, draw.epoch + epochs))
                 first = draw.epoch % (2 * epochs) < epochs if epochs else draw.seed % 2 == 0
                 if later is not None and first:
                     shared = np.intersect1d(draw.examples, later.examples, assume_unique=True)
                     counts.append((shared.size, self._rate[draw.examples].sum()))
+                    examples = rng.permutation(draw.examples)
+                    examples = examples[np.unique(unit[examples], return_index=True)[1]]
+                    common = np.count_nonzero(np.isin(examples, shared))
+                    apart.append((common, examples.size, self._rate[examples].sum()))
             if counts:
                 yield _pooled(*np.transpose(counts))
+                count, trials, expected = np.sum(apart, axis=0)
+                yield _binomial(count, trials, expected / max(1, trials))
 
     def _together(self, order: np.ndarray, unit: np.ndarray) -> Iterator[Any]:
         """Yields p-values of pairs: neighbours and any two of a unit, and of two units.

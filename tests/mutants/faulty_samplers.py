@@ -403,6 +403,7 @@ FAULTS = {
         "members": before(lambda self: {
             "self": dataclasses.replace(self, sampling_prob=1.04 * self.sampling_prob)})},
     "FirstUnitFavoured": {"members": after(first_unit_favoured)},
+    "SeedIgnoredInUnits": {"members": before(lambda seed: {"seed": 0})},
     "StepsBy2Share": {"members": before(lambda step: {"step": step // 2})},
     "StepsBy16Share": {"members": before(lambda step: {"step": step % 16})},
     "UnitsStay": {"members": after(units_stay)},

@@ -55,6 +55,7 @@ CUT = Poisson(N, B, EPOCHS, max_batch_size=40)
 PASSED = Poisson(N, B, EPOCHS, max_batch_size=15, overflow="accumulate")
 TREE = UnitTree.even((20, 4, 8), ("shop", "shelf"))
 MANY = UnitTree.even((60, 2, 4), ("shop", "shelf"))
+LARGE = UnitTree.even((64, 16, 16), ("shop", "shelf"))  # few of its large draws are counted
 UNITS = Multistage(TREE, (3, 2, 4), steps=200)
 POISSON_IN_UNITS = UnitsThenPoisson(UnitTree.even((20, 400), ("shop",)), (4,), 0.3, steps=200)
 FULL = FullBatch(N, 4, max_batch_size=64)
@@ -114,6 +115,7 @@ BUGS = [
     (CUT, "CapNotKept CutTooShort FirstRowsKept"),
     (dataclasses.replace(CUT, max_batch_size=22), "CapNotKept"),
     (Multistage(MANY, (6, 1, 2), steps=200), "UnitsStay"),
+    (Multistage(LARGE, (16, 16, 16), steps=200), "SeedIgnoredInUnits StepsBy2Share"),
     (PASSED, "LastPassDropped PassesOverlap"),
     (dataclasses.replace(PASSED, max_batch_size=40), "LastPassDropped"),
     (
