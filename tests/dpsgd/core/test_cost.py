@@ -119,7 +119,7 @@ def test_cost_grows_with_steps_up_to_the_whole_runs(sampler):
     assert last == whole
 
 
-@pytest.mark.short("deterministic", "shuffle", "poisson", "balls-and-bins", "one assignment")
+@pytest.mark.short("shuffle", "poisson", "balls-and-bins")
 @EVERY_SAMPLER
 def test_what_is_spent_is_what_a_ledger_of_these_steps_costs(sampler, tmp_path):
     terms = Terms(Segment(mechanism(sampler)), DELTA)
@@ -135,7 +135,7 @@ def test_what_is_spent_is_what_a_ledger_of_these_steps_costs(sampler, tmp_path):
     assert whole.scope == ""
 
 
-@pytest.mark.short("deterministic", "shuffle", "poisson", "balls-and-bins", "one assignment")
+@pytest.mark.short("shuffle", "poisson", "balls-and-bins")
 @EVERY_SAMPLER
 def test_attack_advantage_grows_from_zero_to_the_profiles(
     sampler,

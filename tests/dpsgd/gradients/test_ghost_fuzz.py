@@ -144,13 +144,9 @@ def check(how, params, loss_fn, batch):
         np.testing.assert_allclose(ghost, vmap, rtol=0, atol=2e-5 * CLIP, err_msg=how)
 
 
-def test_random_losses_are_clipped_as_by_definition():
-    for case in itertools.islice(combined(), 3):
-        check(*case)
-
-
-@pytest.mark.long
+@pytest.mark.short("3")
 @pytest.mark.timeout(3000)
-def test_1000_random_losses_are_clipped_as_by_definition():
-    for case in itertools.islice(combined(), 1000):
+@pytest.mark.parametrize("count", [3, 1000])
+def test_random_losses_are_clipped_as_by_definition(count):
+    for case in itertools.islice(combined(), count):
         check(*case)

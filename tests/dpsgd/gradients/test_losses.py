@@ -140,6 +140,7 @@ def by_place(algorithm):
     return algorithm._replace(clipped_sum=clipped_sum)
 
 
+@pytest.mark.short("keys by place")
 @pytest.mark.parametrize("planted", [False, True], ids=["sound", "keys by place"])
 def test_audit_catches_loss_keys_that_depend_on_the_batch(planted):
     mechanism = Mechanism(Shuffle(N, 8, 2), 1.0, 0.5)
