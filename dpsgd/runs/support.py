@@ -105,7 +105,7 @@ def conflict_of(spec: RunSpec, sampler: BatchSampler | None = None) -> Conflict 
     """Returns the first rule that refuses a run, or None.
 
     >>> print(conflict_of(RunSpec.of(SETTINGS["poisson"](), non_private=True, bands=2)))
-    non_private and bands: without privacy there is no noise to correlate; leave out one of them
+    non_private and bands: without privacy there is no noise; leave out one of them
 
     Args:
       spec: Settings of the run.

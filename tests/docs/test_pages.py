@@ -64,7 +64,7 @@ COMMANDS = {shlex.join(words): words for text in SHOWN for words in commands(tex
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_asks_for_what_can_be_asked(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if re.search(r" (--task \w+|sampler:\w+):", command):
+    if re.search(r" (--task \w+|--noise \w+|sampler:\w+):", command):
         monkeypatch.syspath_prepend(tmp_path)
         for page in PAGES:
             for name, text in named(page).items():

@@ -98,7 +98,7 @@ def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path)
     assert history.attempts[0].terms.mechanism.noise == noise
     for other in NOISES:
         law = mechanism(other, terms.mechanism.sampler)
-        found = decide(history, (), None, Terms(Segment(law), 1e-5), "")
+        found = decide(history, None, None, Terms(Segment(law), 1e-5), "")
         assert isinstance(found, Refuse) == (other != noise)
         assert other == noise or "began with another noise" in found.reason
     record = json.loads((tmp_path / "ledger").read_text().splitlines()[0])

@@ -131,7 +131,7 @@ def test_help_shows_the_settings_of_the_task_that_is_named(capsys):
     ("words", "why"),
     [
         (["--task", "own_mean:Meen"], "module own_mean has no 'Meen': did you mean Mean?"),
-        (["--task", "own_mena:Mean"], "module own_mena of own_mena:Mean was not found"),
+        (["--task", "own_mena:Mean"], "own_mena cannot be imported: No module named"),
         (["--task=own_mean:number"], "is not a task: a int lacks columns, init, loss, metr"),
         (["--task", "own_mean:dataclass"], "own_mean:dataclass is not a task: a function lacks"),
         (["--task", "own_mean:Clash"], "its setting learning_rate has the name of an option"),

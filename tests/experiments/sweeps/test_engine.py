@@ -231,7 +231,7 @@ def test_runs_in_one_process_share_a_program_across_numbers(tmp_path, caplog, in
     text += "learning_rate = [1e-3, 1e-2]\n"
     sweep = sweep_of(tmp_path, text)
     runs = plan(sweep, tmp_path / "runs", "sweep")
-    shapes = {engine._program(run, Population(160), "sweep") for run in runs}
+    shapes = {engine._program(run.spec, Population(160), "sweep") for run in runs}
     assert len(shapes) == 2  # batches of 32, and padded ones
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
         engine.run_sweep(sweep, None, tmp_path / "out")
