@@ -442,7 +442,7 @@ class _UnitTests(_Tests):
         draws_by_key = {(draw.seed, draw.epoch): draw for draw in self._draws}
         lags = [(1, 0), *((0, 2**k) for k in range(20)), *((0, k) for k in range(3, 9))]
         for seeds, epochs in lags:
-            counts, apart = [], []
+            counts, apart = list[Any](), list[Any]()
             for draw in self._draws:
                 later = draws_by_key.get((draw.seed + seeds, draw.epoch + epochs))
                 first = draw.epoch % (2 * epochs) < epochs if epochs else draw.seed % 2 == 0
