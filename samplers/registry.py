@@ -87,9 +87,14 @@ class Registry:
         return self.check(kind)
 
     def check(self, kind: Any) -> Any:
-        """Returns a class; raises UnknownPart unless parts can be made of it."""
+        """Returns a class; raises UnknownPart unless parts can be made and compared."""
         if not getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
             raise UnknownPart(f"the {self.noun} {self.name_of(kind)} must be a frozen dataclass")
+        if uncompared := [field.name for field in fields(kind) if not field.compare]:
+            raise UnknownPart(
+                f"the {self.noun} {self.name_of(kind)} is compared without its {uncompared[0]}, so "
+                "that another's costs, checks or program could be used: leave out compare=False"
+            )
         if inspect.isabstract(kind):
             missing = ", ".join(sorted(kind.__abstractmethods__))
             raise UnknownPart(f"the {self.noun} {self.name_of(kind)} lacks {missing}")

@@ -116,7 +116,7 @@ def conflict_of(spec: RunSpec, sampler: BatchSampler | None = None) -> Conflict 
     has: dict[Trait, bool] = {
         "non_private": not spec.private,
         "bands": bands != 1,
-        "noise": not isinstance(spec.noise, Independent | Banded),
+        "noise": type(spec.noise) not in (Independent, Banded),
         "tables lazy": isinstance(spec.tables, Lazy),
         "average_tail": isinstance(spec.average, TailAverage),
         "average_decay": isinstance(spec.average, MovingAverage),

@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
-from dpsgd.runs.spec import OWN, RunSpec
+from dpsgd.runs.spec import OWN, Lazy, RunSpec
+from dpsgd.runs.support import conflict_of
 from experiments.sweeps import engine
 from experiments.sweeps.config import Sweep, import_parts, plan
 from samplers.settings import SETTINGS
 
 PROGRAM = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import optax
 
@@ -95,6 +96,11 @@ class Unpriced(Noise):
 class Bare:
     def groups(self, params): ...
     def factors(self, group_norms, l2_clip_norm, counts): ...
+
+
+@dataclass(frozen=True)
+class Hidden(Steps):
+    power: float = field(default=1.0, compare=False)
 
 
 STARTS = []
@@ -228,6 +234,7 @@ PROBLEMS = {
 UNUSABLE = {
     ("noise", "Unpriced"): "the noise own_parts:Unpriced lacks add",
     ("clipping", "Bare"): "the clipping rule own_parts:Bare must be a frozen dataclass",
+    ("optimizer", "Hidden"): "optimizer own_parts:Hidden is compared without its power",
     ("noise", "Free"): "noise own_parts:Free passes its conformance check' failed (the cost of a",
     ("clipping", "Loud"): "rule own_parts:Loud passes its conformance check' failed",
     ("optimizer", "Growing"): "optimizer own_parts:Growing passes its conformance check' failed",
@@ -248,6 +255,12 @@ def test_a_part_that_breaks_its_claims_is_refused_before_data(kind, name, comman
     monkeypatch.setattr("dpsgd.runs.plan.rows_of", lambda task: pytest.fail("data were read"))
     words = words_of("train", kind, f"own_parts:{name}").replace("store", "--task ratings", 1)
     assert UNUSABLE[kind, name] in command.refuses(*words.split())
+
+
+def test_lazy_tables_refuse_an_own_subclass_of_independent_noise(module):
+    spec = RunSpec.of(SETTINGS["poisson"](), noise_multiplier=1.0, noise="own_parts:Fresh")
+    lazy = Lazy(learning_rate=0.5, momentum=0.0)
+    assert "noise" in str(conflict_of(dataclasses.replace(spec, tables=lazy)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
