@@ -19,6 +19,9 @@ from accounting.checks import check_count
 from samplers.population import Population, UnitData
 from samplers.randomness import Key, Stream, uniform_permutation
 
+_LARGEST = 2**31
+"""Largest number of places for examples of users, of 8 bytes each."""
+
 
 @dataclass(frozen=True, eq=False)
 class Contributions:
@@ -168,6 +171,11 @@ def cap_contributions(
         raise ValueError(
             f"examples {first} and {second} of user {users[first]} have the same order: give a "
             "column that tells them apart"
+        )
+    if labels.size * max_contributions > _LARGEST:
+        raise ValueError(
+            f"max_contributions={max_contributions:,} for {labels.size:,} users would be a table "
+            f"of more than {_LARGEST:,} places; give a smaller cap"
         )
     counts = np.bincount(user, minlength=labels.size)
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])

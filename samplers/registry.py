@@ -88,7 +88,7 @@ class Registry:
 
     def check(self, kind: Any) -> Any:
         """Returns a class; raises UnknownPart unless parts can be made and compared."""
-        if not getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
+        if not getattr(vars(kind).get("__dataclass_params__"), "frozen", False):
             raise UnknownPart(f"the {self.noun} {self.name_of(kind)} must be a frozen dataclass")
         if uncompared := [field.name for field in fields(kind) if not field.compare]:
             raise UnknownPart(

@@ -54,7 +54,8 @@ def load_kind(option: str, name: str, flag: str | None = None) -> Any:
     >>> load_kind("optimizer", "sgd")
     <class 'dpsgd.runs.spec.SGD'>
     """
-    look_in_the_current_folder()
+    if ":" in name:
+        look_in_the_current_folder()
     try:
         return REGISTRIES[option].load(name)
     except ValueError as error:
