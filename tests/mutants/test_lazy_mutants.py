@@ -130,7 +130,8 @@ BUGS = {
     "caught up to t": gap(
         lambda old: {"old": old._replace(steps=jnp.maximum(old.steps - 1, 0))}),
     "noise of a gap is drawn twice": [
-        Fault("written", before(lambda rows: {"rows": rows._replace(steps=rows.steps - 1)}), LAW)],
+        Fault("written", before(lambda rows: {"rows": rows._replace(
+            table=rows.table._replace(steps=rows.table.steps - 1))}), LAW)],
     "one key for two steps": named(lambda step: step // 4),
     "one key for all gaps": named(lambda step: 0),
     "a key that is not heeded": gap(lambda noise_key: {"noise_key": 0 * noise_key}),
