@@ -195,7 +195,7 @@ def request_of(spec: RunSpec, population: Population) -> RecommendationRequest:
     if spec.optimizer.learning_rate is None and ":" in (
         name := OWN["optimizer"].name_of(type(spec.optimizer))
     ):
-        raise ValueError(f"learning_rate has no default for your own optimizer {name}: give it")
+        raise ValueError(f"learning_rate has no default for your own optimizer {name}; pass one")
     options |= {"optimizer": kind, "target_delta": spec.delta_of(population)}
     return RecommendationRequest(population.num_examples, **options)
 

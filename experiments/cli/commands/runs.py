@@ -57,7 +57,10 @@ def _show_facts(question: Train) -> None:
     placement: Placement | int | None
     if num_examples is not None:
         if not question.lacks_data and isinstance(task.columns(), UnitData):
-            raise ValueError("--num-examples is for rows that are examples; leave it out")
+            raise ValueError(
+                "--num-examples needs rows that are examples, and this task groups rows into "
+                "units; leave it out"
+            )
         task = Resized(task, num_examples)
     with (
         together(question.devices, question.out or Path()) as processes,

@@ -70,8 +70,9 @@ class Compare(Drawn):
       target_epsilon: Epsilons to reach, in place of noise multipliers. Each result is an
         interval: its upper end is proved to suffice, and its lower end is proved to be too little.
       sampler: Samplers to compare, your own as module:Class.
-      train: Store of clicks (see `dpsgd prepare`) on which models are trained, too; at equal
-        privacy at both ends of a wide noise interval, as for shuffling.
+      train: Store of clicks (see `dpsgd prepare`) on which models are also trained. With
+        --target-epsilon, a sampler with a wide noise interval, such as shuffle, trains at both
+        ends.
       out: Folder of the runs of --train, a sweep; the same command resumes it.
       repetitions: Runs of --train at each point.
     """
@@ -95,7 +96,7 @@ class Compare(Drawn):
         if self.train is None and self.num_examples is None:
             raise ValueError("dpsgd compare needs --num-examples INT, or --train STORE")
         if (self.train is None) != (self.out is None):
-            raise ValueError("--train STORE and --out FOLDER of its runs are given together")
+            raise ValueError("--train STORE and --out FOLDER belong together; pass both or neither")
         if self.num_examples not in (None, self.rows):
             raise ValueError(
                 f"--num-examples {self.num_examples} differs from the {self.rows:,} training rows "

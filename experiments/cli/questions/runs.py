@@ -34,9 +34,8 @@ class Train(OfTask):
         ahead; `dpsgd resume` then trains.
       dry_run: Print steps, padding, parameters, memory, measured seconds per step, hours and the
         guarantee. Uses generated rows; nothing is trained or written, and no private row is read.
-        With --num-devices, also for more devices than there are; with --num-examples, for rows that
-        are not there.
-      num_examples: Number of training rows, which need not be there; without DATA they have the
+        --num-devices may exceed the devices that you have, and --num-examples the rows.
+      num_examples: Number of training rows that a dry run assumes; without DATA they have the
         columns of Criteo Display Ads.
       log_to: Also send the rows of training_log.csv (steps, epsilon so far, examples per second) to
         this program.

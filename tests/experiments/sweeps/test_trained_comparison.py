@@ -60,8 +60,8 @@ def test_compare_trains_at_the_noise_that_it_prints(
     ("words", "why"),
     [
         ("", "dpsgd compare needs --num-examples INT, or --train STORE"),
-        ("--num-examples 9 --out o", "--train STORE and --out FOLDER of its runs are given toget"),
-        ("--train {store}", "--train STORE and --out FOLDER of its runs are given together"),
+        ("--num-examples 9 --out o", "--train STORE and --out FOLDER belong together; pass both"),
+        ("--train {store}", "--train STORE and --out FOLDER belong together; pass both or neither"),
         ("--train none --out o", "none is not a store: it does not exist; run `dpsgd prepare`"),
         ("--train {store} --num-examples 9 --out o", "--num-examples 9 differs from the 160 train"),
         ("--train {store} --out o", "--batch-size is 1024"),
