@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import gc
+import json
 import math
+import os
+import re
+import shlex
 import sys
+import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.case import Case
+from experiments.benchmarks.case import SPEED, Case, LeftOut
 from experiments.benchmarks.cases import CASES
 
 AREAS = tuple(dict.fromkeys(case.area for case in CASES))
+FLAGS = "XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS"
+"""Environment variables that decide speed."""
 
 
 def cases_of(area: str) -> list[Case]:
@@ -46,19 +57,20 @@ def parser_of(area: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     for name, value in {k: v for case in cases for k, v in case.setting.items()}.items():
         if isinstance(value, int | str) and not isinstance(value, bool):
-            option = f"--{name.replace('_', '-')}"
-            parser.add_argument(option, dest=f"set {name}", type=_type(value), metavar="VALUE")
+            kind: Callable[[str], Any] = str if isinstance(value, str) else parse_count
+            parser.add_argument(_option(name), type=kind, metavar="VALUE")
     return parser
 
 
-def _type(value: int | str) -> Callable[[str], Any]:
-    def parse_count(text: str) -> int:
-        """Returns an integer of at least 1."""
-        if int(text) < 1:
-            raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-        return int(text)
+def parse_count(text: str) -> int:
+    """Returns an integer of at least 1."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
 
-    return str if isinstance(value, str) else parse_count
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def chosen(cases: Sequence[Case], names: Iterable[str] | None, quick: bool) -> list[Case]:
@@ -89,45 +101,97 @@ def chosen(cases: Sequence[Case], names: Iterable[str] | None, quick: bool) -> l
     return [case for case in offered if case in chosen_cases]
 
 
+def measured(case: Case, quick: bool = False, until: float = math.inf, **changes: Any) -> Any:
+    """Measures a case, prints its figures, and returns its record.
+
+    An error ends the case alone, and is recorded in one line.
+
+    Args:
+      case: Case to measure.
+      quick: Whether to use its quick setting, without bars of speed.
+      until: Value of `time.monotonic` beyond which the case must not last, by its estimate.
+      **changes: Settings in place of the case's.
+    """
+    setting = {**case.setting, **((case.quick or {}) if quick else {}), **changes}
+    words = ["scripts/bench", case.area, "-k", case.name, *(["--quick"] if quick else [])]
+    words += [word for name, value in changes.items() for word in (_option(name), str(value))]
+    entry: dict[str, Any] = {
+        "area": case.area, "name": case.name, "command": shlex.join(words), "setting": setting,
+        "status": "done", "rows": [],
+    }  # fmt: skip
+    begin, cpu = time.monotonic(), sum(os.times()[:4])
+    try:
+        if case.seconds > until - begin:
+            raise LeftOut(f"{until - begin:.0f} s are left, and it takes about {case.seconds:.0f}")
+        for row in case.function()(**setting):
+            figure = row._replace(bar="", holds=None) if quick and row.unit in SPEED else row
+            entry["rows"].append(figure._asdict())
+            print(figure, flush=True)
+    except LeftOut as reason:
+        entry |= {"status": "left out", "why": str(reason)}
+    except Exception as error:
+        traceback.print_exc()
+        text = " ".join(str(error).split()) or "no message"
+        entry |= {"status": "failed", "why": f"{type(error).__name__}: {text:.300}"}
+    entry["seconds"] = round(time.monotonic() - begin, 2)
+    entry["cpu_seconds"] = round(sum(os.times()[:4]) - cpu, 2)
+    if entry["status"] != "done":
+        print(f"{case.name}: {entry['status']}, {entry['why']}")
+    gc.collect()  # memory of this case must not be missing in the next
+    return entry
+
+
+def exit_status(entries: Sequence[dict[str, Any]]) -> int:
+    """Returns the exit status of the command for the records of its cases.
+
+    1 if a bar does not hold or a case failed, 2 if every case was left out, else 0.
+    """
+    statuses = {entry["status"] for entry in entries}
+    missed = any(row["holds"] is False for entry in entries for row in entry["rows"])
+    return 1 if missed or "failed" in statuses else 2 if statuses == {"left out"} else 0
+
+
+@functools.cache
+def hardware() -> dict[str, Any]:
+    """Returns versions, devices, processor and flags of this process."""
+    from dpsgd.runs.environment import environment  # waits for JAX, and help does not
+
+    facts = environment() | {k: os.environ[k] for k in FLAGS if k in os.environ}
+    with contextlib.suppress(OSError):
+        model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        facts |= {"cpu": model[1]} if model else {}
+    return facts
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures an area's cases and returns `Record.status`."""
+    """Measures an area's cases and returns their `exit_status`."""
     argv = sys.argv[1:] if argv is None else list(argv)
     first = argparse.ArgumentParser("bench", epilog="bench AREA --help lists its cases")
     first.add_argument("area", choices=AREAS)
     area = first.parse_args(argv[:1]).area
     parser = parser_of(area)
-    options = parser.parse_args(argv[1:])
-    changes = {
-        name.removeprefix("set "): value
-        for name, value in vars(options).items()
-        if name.startswith("set ") and value is not None
-    }
-    if not options.minutes > 0:
+    options = vars(parser.parse_args(argv[1:]))
+    file, quick, minutes = (options.pop(name) for name in ("json", "quick", "minutes"))
+    if not minutes > 0:
         parser.error("--minutes must be greater than 0")
-    from experiments.benchmarks.record import Record
-
     try:
-        cases = chosen(cases_of(area), options.names, options.quick)
+        cases = chosen(cases_of(area), options.pop("names"), quick)
     except ValueError as error:
         parser.error(str(error))
+    changes = {name: value for name, value in options.items() if value is not None}
     for name in changes:
         if not any(name in case.setting for case in cases):
-            parser.error(f"--{name.replace('_', '-')} is a setting of none of the chosen cases")
-    record = Record(options.json, options.minutes)
+            parser.error(f"{_option(name)} is a setting of none of the chosen cases")
+    entries, until = [], time.monotonic() + 60 * minutes
     for case in cases:
         print(f"{case.name} ...", file=sys.stderr, flush=True)
         own_changes = {name: value for name, value in changes.items() if name in case.setting}
-        record.run(case, _command(case, own_changes, options.quick), own_changes, options.quick)
-    return record.status()
-
-
-def _command(case: Case, changes: dict[str, Any], quick: bool) -> str:
-    """Returns the command that measures a case again."""
-    name = f'"{case.name}"' if " " in case.name else case.name
-    words = ["scripts/bench", case.area, "-k", name, *(["--quick"] if quick else [])]
-    for option, value in changes.items():
-        words += [f"--{option.replace('_', '-')}", str(value)]
-    return " ".join(words)
+        entries.append(measured(case, quick, until, **own_changes))
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a") as lines:
+                lines.write(json.dumps(entries[-1] | {"environment": hardware()}) + "\n")
+    return exit_status(entries)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+SPEED = "s", "ms", "CPU s", "CPU min", "x", "ex/s", "rows/s", "M/s"
+"""Units of speed, whose bars are left out with `--quick`."""
+
 
 class LeftOut(Exception):
     """Reason why a case cannot be measured on this machine."""
@@ -32,6 +35,14 @@ class Figure(NamedTuple):
     bar: str = ""
     holds: bool | None = None
     error: float | None = None
+
+    def __str__(self) -> str:
+        value = "not measured" if self.value is None else f"{self.value:.4g}"
+        if self.value is not None and abs(self.value) >= 1e4:
+            value = f"{self.value:,.0f}"
+        error = "" if self.error is None else f" ± {self.error:.2g}"
+        holds = {None: "", True: ", holds", False: ", MISSED"}[self.holds]
+        return f"{self.name:72}  {value}{error} {self.unit}{self.bar and f'  ({self.bar}{holds})'}"
 
 
 def figure(name: str, value: Any, unit: str = "", bar: str = "") -> Figure:

@@ -57,10 +57,11 @@ add(
     setting={"batch_size": 8192, "rounds": 5, "bar": "<= 1.15"},
 )  # fmt: skip
 add(
-    "step", "interactions", "steps.interactions", quick=TINY,
+    "step", "interactions", "steps.steps", quick=TINY,
     setting={
-        **SIZES["1M"], "batch_size": 1024, "rounds": 5,
-        "bars": {"none": "", "dot": "<= 2", "cross": "<= 2"},
+        **SIZES["1M"], "batch_size": 1024, "block_steps": 1, "rounds": 5, "kinds": (DP,),
+        "interactions": ("none", "dot", "cross"),
+        "ratios": tuple((f"{DP}, {name}", f"{DP}, none", "<= 2") for name in ("dot", "cross")),
     },
 )  # fmt: skip
 
@@ -179,18 +180,18 @@ EVERY = "Deterministic", "Shuffle", "Poisson", "BallsAndBins"
 ROWS, FEWER = 46_000_000, {"rows": 1_000_000}
 for sampler, (batch_size, bar) in itertools.product(EVERY, {1024: 0.2, 65_536: 2}.items()):
     add(
-        "samplers", "draw", "draws.draw", of={"sampler": sampler, "batch_size": batch_size},
+        "samplers", "draw", "data.draw", of={"sampler": sampler, "batch_size": batch_size},
         setting={"rows": ROWS, "batches": 100, "bar": f"<= {bar}"}, seconds=10, quick=FEWER,
     )  # fmt: skip
 for sampler in EVERY:
     add(
-        "samplers", "waiting", "draws.waiting", of={"sampler": sampler}, seconds=75,
+        "samplers", "waiting", "data.waiting", of={"sampler": sampler}, seconds=75,
         setting={"batch_size": 1024, "rows": ROWS}, quick=FEWER,
     )  # fmt: skip
 TERABYTE = {"rows": 4_373_472_329, "batch_size": 65_536, "num_shards": 64}
 """Rows of Criteo's terabyte click logs, of 24 days."""
 for task, sampler in [("draw", name) for name in EVERY] + [("cost", name) for name in EVERY[2:]]:
-    add("scale", "shards", "draws.shards", of={"what": task, "sampler": sampler}, setting=TERABYTE)
+    add("scale", "shards", "data.shards", of={"what": task, "sampler": sampler}, setting=TERABYTE)
 for runner in ("here", "beam"):
     for format in ("criteo-display", "criteo-search"):
         add(

@@ -1,13 +1,16 @@
-"""Rows per second of CPU time: raw files to stores, and rows to batch files.
+"""Raw files to stores, rows to batch files, and draws of batches.
 
-A rate counts the rows beyond the first tenth, which leaves out the time to start.
+A rate, rows per second of CPU time, counts the rows beyond the first tenth, which leaves out the
+time to start.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +19,16 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+import samplers
 from dpsgd.engine.batch_files import Draw, draw_here, write_manifest
+from dpsgd.engine.blocks import in_background, plan_blocks
 from experiments.benchmarks.case import Figure, figure, figure_at, require
 from experiments.benchmarks.timing import Spent, alone
 from experiments.tasks.clicks.formats import table_format, table_schema
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.splits import Columns
-from samplers import Poisson
+from samplers import BatchSource, EpochSampler, Poisson
 
 FULL = 46_000_000
 """Approximate number of rows of the Criteo Display Ads data set."""
@@ -33,6 +38,8 @@ ENOUGH = 200_000
 """Least number of rows at which a rate is held to its bar."""
 SEED = 2**127 + 1
 """Seed of batches that no run trains on."""
+STEP_SECONDS = 0.7e-3
+"""Least time in which an H200 moves the bytes of a step of the large model."""
 
 
 def stores(format: str, way: str, rows: int) -> Iterator[Figure]:
@@ -128,3 +135,63 @@ def _training_rows(store: Path) -> Columns:
 def _batches(out: Path, draw: Draw, data: Columns, write: Callable[..., list[str]]) -> None:
     out.mkdir(0o700)
     write_manifest(out, draw, SEED, write(out, draw, SEED, data), data)
+
+
+def draw(
+    sampler: str, batch_size: int, rows: int, bar: str, batches: int = 100
+) -> Iterator[Figure]:
+    """Measures the draw of an epoch and of its batches."""
+    source = BatchSource(getattr(samplers, sampler)(rows, batch_size), seed=0)
+    row = figure_at(f"{sampler}, n {rows / 1e6:g}M, batch {batch_size}")
+    epoch_seconds = Spent.measure(lambda: source.passes(0)).cpu_seconds
+    yield row("draw of an epoch", epoch_seconds, "s", "<= 10")
+    steps = range(1, min(batches, source.sampler.steps_per_epoch - 1) + 1)
+    spent = [1e3 * Spent.measure(partial(source.passes, step)).cpu_seconds for step in steps]
+    yield row("a batch, median", spent, "ms", bar)
+
+
+def waiting(sampler: str, batch_size: int, rows: int) -> Iterator[Figure]:
+    """Measures the share of time that a run waits for batches.
+
+    A thread makes blocks while the main thread sleeps in place of an accelerator, which needs a
+    spare core. The first draw, for which every run waits, does not count.
+    """
+    drawn_by = getattr(samplers, sampler)(rows, batch_size, epochs=2)
+    source = BatchSource(drawn_by, seed=0, read_ahead=True)
+    plans = plan_blocks(source, first_step=0, block_steps=64)
+    waited = []
+    with closing(in_background(plans)) as blocks:
+        begin = time.perf_counter()
+        for steps, _ in blocks:
+            waited.append(time.perf_counter() - begin)
+            time.sleep(STEP_SECONDS * len(steps))
+            begin = time.perf_counter()
+    share = sum(waited[1:]) / (STEP_SECONDS * drawn_by.num_steps)
+    row = figure_at(f"{sampler}, n {rows / 1e6:g}M, batch {batch_size}")
+    yield row("waiting for batches / computing", share, "x", "<= 0.02")
+
+
+def shards(
+    what: str, sampler: str, rows: int, batch_size: int, num_shards: int
+) -> Iterator[Figure]:
+    """Measures the draw of one shard, or the cost of all.
+
+    `what` is "draw" or "cost"; `rows` and `batch_size` count all shards.
+    """
+    configured = getattr(samplers, sampler)(rows, batch_size, num_shards=num_shards)
+    process = alone(_draw_shard if what == "draw" else _cost, configured)
+    place = f"{what} of {num_shards} shards, {sampler}, n {rows / 1e6:.4g}M, batch {batch_size}"
+    row = figure_at(place)
+    yield row("CPU time", process.cpu_seconds, "s", "<= 60")
+    yield row("memory", process.gigabytes, "GB", "<= 2")
+
+
+def _draw_shard(sampler: EpochSampler) -> None:
+    shard = sampler.num_shards // 3
+    BatchSource(sampler, seed=1, shards=range(shard, shard + 1)).passes(0)
+
+
+def _cost(sampler: EpochSampler) -> None:
+    from accounting import epsilon
+
+    epsilon(sampler.privacy(0.6), 1 / sampler.num_examples)

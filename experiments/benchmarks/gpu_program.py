@@ -26,8 +26,7 @@ from dpsgd import Mechanism, dpsgd
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.step import block_function
 from experiments.benchmarks.case import Figure, LeftOut, figure_at, require
-from experiments.benchmarks.models import RESIDENT_ROWS, Model, clicks
-from experiments.benchmarks.programs import ADAM, lazy
+from experiments.benchmarks.programs import ADAM, RESIDENT_ROWS, Model, clicks, lazy
 from samplers import Deterministic
 
 H100 = """

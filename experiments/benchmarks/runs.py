@@ -35,8 +35,7 @@ from dpsgd.runs.resolve import resolve
 from dpsgd.runs.task import rows_of
 from experiments.benchmarks.case import Figure, figure_at
 from experiments.benchmarks.data import FULL
-from experiments.benchmarks.models import num_params
-from experiments.benchmarks.programs import clock
+from experiments.benchmarks.programs import clock, num_params
 from experiments.benchmarks.timing import Spent, turns
 from experiments.cli.commands.audit import coupled
 from experiments.tasks.clicks.schema import DISPLAY_ADS

@@ -17,8 +17,7 @@ from dpsgd import Mechanism, dpsgd, train_blocks
 from dpsgd.core.gaussian import add_gaussian_noise
 from dpsgd.noise.keys import RootKey
 from experiments.benchmarks.case import Figure, figure, figure_at
-from experiments.benchmarks.models import RESIDENT_ROWS, clicks
-from experiments.benchmarks.programs import ADAM, Program, Steps, clock
+from experiments.benchmarks.programs import ADAM, RESIDENT_ROWS, Program, Steps, clicks, clock
 from experiments.benchmarks.timing import alone, in_turns
 from samplers import BallsAndBins
 
@@ -26,31 +25,34 @@ PyTree = Any
 
 
 class Times(NamedTuple):
-    """Measurements of programs, by name."""
+    """Measurements of one program."""
 
-    seconds: dict[str, np.ndarray]
+    seconds: np.ndarray
     """Seconds of a step, float[rounds]."""
-    flushes: dict[str, np.ndarray]
-    """Seconds of a flush of lazy tables, float[rounds]."""
-    memory: dict[str, float]
+    flush: np.ndarray | None
+    """Seconds of a flush of lazy tables, float[rounds]; None without lazy tables."""
+    memory: float
     """Temporary memory, bytes."""
 
 
-def times(make: Mapping[str, Callable[[], Program]], block_steps: int, rounds: int) -> Times:
+def times(
+    make: Mapping[str, Callable[[], Program]], block_steps: int, rounds: int
+) -> dict[str, Times]:
     """Measures programs that take turns, then their flushes."""
     programs = {name: program() for name, program in make.items()}
     spent = in_turns(programs, rounds, clock())
-    late = {name: program.flush for name, program in programs.items() if "lazy" in name}
-    return Times(
-        {name: seconds / block_steps for name, seconds in spent.items()},
-        in_turns(late, rounds, clock()),
-        {name: float(program.temporary_bytes) for name, program in programs.items()},
-    )
+    late = {name: program.flush for name, program in programs.items() if program.lazy}
+    flushes = in_turns(late, rounds, clock())
+    return {
+        name: Times(spent[name] / block_steps, flushes.get(name), float(program.temporary_bytes))
+        for name, program in programs.items()
+    }
 
 
 def steps(
     kinds: Sequence[str],
     ratios: Sequence[tuple[str, str, str]] = (),
+    interactions: Sequence[Literal["none", "dot", "cross"]] = ("none",),
     table_rows: int = 2**20,
     hidden: Sequence[int] = (598, 598, 598),
     batch_size: int = 1024,
@@ -62,7 +64,9 @@ def steps(
 
     Args:
       kinds: Kinds of steps, keys of `KINDS`.
-      ratios: Pairs of kinds, or of "memory, KIND", with the bar of the first over the second.
+      ratios: Pairs of kinds, or of "memory, KIND", with the bar of the first over the second; of
+        several interactions, "KIND, INTERACTION".
+      interactions: Interactions of the embeddings.
       table_rows: Rows of the largest tables.
       hidden: Widths of the layers.
       batch_size: Number of examples of a batch.
@@ -70,65 +74,30 @@ def steps(
       rounds: Number of rounds.
       together: Whether all programs take turns; else one is in memory at a time.
     """
-    model = clicks(table_rows, hidden)
-    setting = Steps(model, batch_size, block_steps)
+    make: dict[str, Callable[[], Program]] = {}
+    for interaction in interactions:
+        model = clicks(table_rows, hidden, interaction)
+        setting = Steps(model, batch_size, block_steps)
+        suffix = f", {interaction}" if len(interactions) > 1 else ""
+        make |= {f"{kind}{suffix}": partial(setting.program, kind) for kind in kinds}
     row = figure_at(f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size:,}")
-    times_by_kind = Times({}, {}, {})
-    for names in [list(kinds)] if together else [[kind] for kind in kinds]:
-        make = {name: partial(setting.program, name) for name in names}
-        measured = times(make, block_steps, rounds)
-        times_by_kind.seconds.update(measured.seconds)
-        times_by_kind.flushes.update(measured.flushes)
-        times_by_kind.memory.update(measured.memory)
+    measured: dict[str, Times] = {}
+    for names in [list(make)] if together else [[name] for name in make]:
+        measured |= times({name: make[name] for name in names}, block_steps, rounds)
         gc.collect()
-    for kind in kinds:
-        yield row(kind, times_by_kind.seconds[kind], "s")
-        yield row(f"temporary memory, {kind}", times_by_kind.memory[kind] / 1e6, "MB")
-    for kind, flush in times_by_kind.flushes.items():
-        yield row(f"flush, {kind}", flush, "s")
-        yield row(
-            f"flush / step, {kind}", np.median(flush) / np.median(times_by_kind.seconds[kind]), "x"
-        )
-    quantities: dict[str, Any] = times_by_kind.seconds | {
-        f"memory, {name}": times_by_kind.memory[name] for name in times_by_kind.memory
-    }
+    quantities: dict[str, Any] = {}
+    for name, (seconds, flush, memory) in measured.items():
+        quantities |= {name: seconds, f"memory, {name}": memory}
+        yield row(name, seconds, "s")
+        yield row(f"temporary memory, {name}", memory / 1e6, "MB")
+        if flush is not None:
+            yield row(f"flush, {name}", flush, "s")
+            yield row(f"flush / step, {name}", np.median(flush) / np.median(seconds), "x")
     for first, second, bar in ratios:
         yield row(f"{first} / {second}", quantities[first] / quantities[second], "x", bar)
     peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     if peak is not None:
         yield row("peak memory so far", peak / 1e9, "GB")
-
-
-def interactions(
-    bars: Mapping[Literal["none", "dot", "cross"], str],
-    table_rows: int,
-    hidden: Sequence[int],
-    batch_size: int,
-    rounds: int,
-) -> Iterator[Figure]:
-    """Measures DP steps with interactions of embeddings.
-
-    Args:
-      bars: Bar of the time over that of the first interaction, by interaction.
-      table_rows: Rows of the largest tables.
-      hidden: Widths of the layers.
-      batch_size: Number of examples of a batch.
-      rounds: Number of rounds.
-    """
-    models = {name: clicks(table_rows, hidden, name) for name in bars}
-    settings = {name: Steps(model, batch_size, 1) for name, model in models.items()}
-    programs: dict[str, Callable[[], Program]] = {
-        name: partial(setting.program, "DP step") for name, setting in settings.items()
-    }
-    seconds, (first, *_) = times(programs, 1, rounds).seconds, bars
-    row = figure_at(f"{models[first].num_params / 1e6:.3g}M parameters, batch {batch_size:,}")
-    for name, bar in bars.items():
-        yield row(f"DP step, interaction {name}", seconds[name], "s")
-        if name != first:
-            yield row(f"interaction {name} / {first}", seconds[name] / seconds[first], "x", bar)
-
-
-# ------------------------------------------------------------------------------------------- sizes
 
 
 def sizes(
@@ -156,54 +125,42 @@ def sizes(
       batch_size: Number of examples of a batch.
       rounds: Number of rounds.
     """
-    setting = hidden, batch_size, rounds
     line: list[tuple[int, float]] = []
-    if dense:
-        measured = alone(_at_sizes, dense, dense_rows, *setting).value
-        line = [(count, float(np.median(seconds))) for count, seconds, _ in measured]
-    for count, seconds in line:
-        yield figure(f"{dense}, {count / 1e6:.3g}M parameters", seconds, "s")
-    for kind in lazy:
-        process = alone(_at_sizes, kind, table_rows, *setting)
-        for count, seconds, _ in process.value:
-            yield figure(f"{kind}, {count / 1e6:.3g}M parameters", seconds, "s")
-        medians = {count: float(np.median(seconds)) for count, seconds, _ in process.value}
+    for kind in [dense, *lazy] if dense else lazy:
+        rows = dense_rows if kind == dense else table_rows
+        process = alone(_at_sizes, kind, rows, hidden, batch_size, rounds)
+        for count, spent in process.value.items():
+            yield figure(f"{kind}, {count / 1e6:.3g}M parameters", spent.seconds, "s")
+        medians = {n: float(np.median(spent.seconds)) for n, spent in process.value.items()}
+        if kind == dense:
+            line = list(medians.items())
+            continue
         ratio = max(medians.values()) / min(medians.values())
         yield figure(f"{kind}, dearest / cheapest of {len(medians)} sizes", ratio, "x", "<= 1.25")
-        count, seconds, flush = process.value[-1]
         row = figure_at(f"{kind}, {count / 1e6:.3g}M parameters")
-        yield row("flush", flush, "s")
-        yield row("flush / step", flush / np.median(seconds), "x")
+        yield row("flush", spent.flush, "s")
+        yield row("flush / step", spent.flush / medians[count], "x")
         yield row("most memory of the process", process.gigabytes, "GB", "<= 12")
         if line:
             (x, y), (x2, y2) = line[0], line[-1]
             scaled = y + (y2 - y) / (x2 - x) * (count - x)
             name = f"{dense}, scaled to {count / 1e6:.3g}M parameters"
             yield figure(name, scaled, "s")
-            yield figure(f"{name} / {kind}", scaled / np.median(seconds), "x", bar)
+            yield figure(f"{name} / {kind}", scaled / medians[count], "x", bar)
 
 
 def _at_sizes(
-    kind: str,
-    table_rows: Sequence[int],
-    hidden: Sequence[int],
-    batch_size: int,
-    rounds: int,
-    block_steps: int = 8,
-) -> list[tuple[int, np.ndarray, Any]]:
-    """Returns parameters, seconds of steps and of a flush by size."""
+    kind: str, table_rows: Sequence[int], hidden: Sequence[int], batch_size: int, rounds: int
+) -> dict[int, Times]:
+    """Returns the times of a kind of steps by number of parameters."""
     models = {str(rows): clicks(rows, hidden) for rows in table_rows}
+    block_steps = 8
     make = {
-        # The kind in the name says whether there is a flush.
-        f"{kind} {rows}": partial(Steps(model, batch_size, block_steps).program, kind)
+        rows: partial(Steps(model, batch_size, block_steps).program, kind)
         for rows, model in models.items()
     }
     measured = times(make, block_steps, rounds)
-    seconds, flushes = measured.seconds, measured.flushes
-    return [
-        (model.num_params, seconds[f"{kind} {rows}"], flushes.get(f"{kind} {rows}"))
-        for rows, model in models.items()
-    ]
+    return {model.num_params: measured[rows] for rows, model in models.items()}
 
 
 # ----------------------------------------------------------------------------------------- sources

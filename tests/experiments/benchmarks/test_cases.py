@@ -1,4 +1,4 @@
-"""Benchmarks are one table of cases, which one command measures into one record."""
+"""Benchmarks are one table of cases, which one command measures and records."""
 
 import inspect
 import json
@@ -8,15 +8,15 @@ import shlex
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from experiments.benchmarks import __main__ as command
-from experiments.benchmarks import case, record
+from experiments.benchmarks import case
 from experiments.benchmarks.case import Case, LeftOut, figure
 from experiments.benchmarks.cases import CASES
-from experiments.benchmarks.record import Record
 from experiments.benchmarks.timing import alone, in_turns
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,7 +39,7 @@ def test_a_figure_is_held_to_its_bar(bar, value, holds):
     row = figure("a", value, "s", bar)
     assert row.holds is holds
     assert row.value == (value if value is not None and math.isfinite(value) else None)
-    assert ("MISSED" in record.line(row)) == bool(row.holds is False and bar)
+    assert ("MISSED" in str(row)) == bool(row.holds is False and bar)
 
 
 def test_repeated_measurements_give_median_and_standard_error():
@@ -66,29 +66,23 @@ def own_function(monkeypatch):
     monkeypatch.setattr(case, "measured", measured, raising=False)
 
 
-def measure(*sizes, file=None, given=None, quick=False, minutes=math.inf, seconds=1.0):
-    """The record of one case a size, measured one after another."""
-    told = Record(file, minutes)
-    for size in sizes:
-        one = Case("area", "name", "case.measured", {"size": size, "rounds": 2}, {}, seconds)
-        told.run(one, "command", given or {}, quick)
-    return told
+def measure(size, minutes=math.inf, seconds=1.0, **options):
+    """The record of one case."""
+    one = Case("area", "name", "case.measured", {"size": size, "rounds": 2}, {}, seconds)
+    return command.measured(one, until=time.monotonic() + 60 * minutes, **options)
 
 
-def test_a_record_has_everything_that_measures_a_figure_again(tmp_path):
-    file = tmp_path / "folder" / "record.json"
-    assert measure(8, file=file).status() == 0
-    measure(8, file=file, given={"rounds": 1})
-    first, second = map(json.loads, file.read_text().splitlines())
+def test_a_record_has_everything_that_measures_a_figure_again():
+    first, second = measure(8), measure(8, rounds=1)
+    assert command.exit_status([first, second]) == 0
     assert first["setting"] == {"size": 8, "rounds": 2}
     assert second["setting"] == {"size": 8, "rounds": 1}
-    assert first["environment"]["packages"]["jax"]
+    assert second["command"] == "scripts/bench area -k name --rounds 1"
     assert first["rows"][0] == {
         "name": "size 8", "value": 2.0, "unit": "s", "bar": "<= 2", "holds": True, "error": None,
     }  # fmt: skip
 
 
-@pytest.mark.short("sizes1*")
 @pytest.mark.parametrize(
     ("sizes", "status", "why"),
     [
@@ -97,22 +91,21 @@ def test_a_record_has_everything_that_measures_a_figure_again(tmp_path):
         ((-1, 8), 0, "needs a size"),
     ],
 )
-def test_a_case_that_fails_or_lacks_something_ends_alone(sizes, status, why, tmp_path):
-    told = measure(*sizes, file=tmp_path / "record.json")
-    assert told.status() == status
-    entries = [json.loads(line) for line in (tmp_path / "record.json").read_text().splitlines()]
+def test_a_case_that_fails_or_lacks_something_ends_alone(sizes, status, why):
+    entries = [measure(size) for size in sizes]
+    assert command.exit_status(entries) == status
     assert entries[0]["why"] == why
     assert [len(entry["rows"]) for entry in entries] == [2] * len(sizes)
     assert [entry["status"] for entry in entries][1:] == ["done"] * (len(sizes) - 1)
 
 
 def test_a_case_that_takes_more_than_the_time_left_is_left_out():
-    (entry,) = measure(8, minutes=1, seconds=61.0).entries
+    entry = measure(8, minutes=1, seconds=61.0)
     assert (entry["status"], entry["why"]) == ("left out", "60 s are left, and it takes about 61")
 
 
 def test_bars_of_speed_are_left_out_in_small():
-    (entry,) = measure(8, given={"rounds": 3}, quick=True).entries
+    entry = measure(8, rounds=3, quick=True)
     assert [row["holds"] for row in entry["rows"]] == [None, False]
 
 
@@ -168,13 +161,14 @@ def test_invalid_commands_are_refused(words, why, capsys):
 
 @pytest.mark.long
 def test_the_recorded_command_measures_a_case_again(tmp_path):
-    file = tmp_path / "record.json"
+    file = tmp_path / "folder" / "record.json"
     asked = ["accounting", "-k", "bins 100", "--quick", "--json", str(file)]
     assert command.main(asked) == 0
     (entry,) = map(json.loads, file.read_text().splitlines())
     assert entry["rows"][0]["name"] == "noise multiplier, advantage 0.1, T 100, E 1"
     assert entry["rows"][0]["value"] > 0
-    assert entry["command"] == 'scripts/bench accounting -k "advantage, bins 100, epochs 1" --quick'
+    assert entry["command"] == "scripts/bench accounting -k 'advantage, bins 100, epochs 1' --quick"
+    assert entry["environment"]["packages"]["jax"]
     assert command.main(["gpu_program"]) == 2
 
 
