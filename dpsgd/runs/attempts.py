@@ -26,7 +26,8 @@ from dpsgd.files import (
     write_atomically,
 )
 from dpsgd.noise.keys import Keys, Seeds
-from dpsgd.runs.history import History
+from dpsgd.runs.checkpoint import Checkpoint
+from dpsgd.runs.ledger import History, LedgerError
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Terms
 from samplers import BatchSampler, BatchSource
@@ -40,17 +41,6 @@ _RESERVED = ".secret.reserved"
 _PUBLIC_SEED = 0
 _MOST_BYTES = 1024
 _STEPS = 64  # most steps of an epoch whose batches `drawing_digest` covers
-
-
-class Saved(NamedTuple):
-    """Place of a checkpoint in a run."""
-
-    step: int
-    """Number of steps done."""
-    attempt: int
-    """Index of the attempt that computed the state."""
-    head: str
-    """Hash of the ledger's last line when the checkpoint was written."""
 
 
 class Stop(NamedTuple):
@@ -81,18 +71,11 @@ class NewAttempt(NamedTuple):
     """New attempt with fresh noise, draws and noise history."""
 
 
-class Refuse(NamedTuple):
-    """Refusal of a run that cannot resume as its guarantee assumes."""
-
-    reason: str
-    """Reason in one line."""
-
-
-Decision = Continue | NewAttempt | Refuse
+Decision = Continue | NewAttempt
 
 
 def decide(
-    history: History, saved: Saved | None, stop: Stop | None, terms: Terms, drawing: str
+    history: History, saved: Checkpoint | None, stop: Stop | None, terms: Terms, drawing: str
 ) -> Decision:
     """Decides how a run resumes, from `saved` or from its start.
 
@@ -102,29 +85,27 @@ def decide(
       stop: Clean stop of the previous process; None without one.
       terms: Terms with which the run would resume.
       drawing: `drawing_digest` of the sampler in this process.
+
+    Raises:
+      LedgerError: if the run cannot resume as its guarantee assumes.
     """
-    last, began = history.attempts[-1], history.attempts[0].terms.record()
-    now = terms.record()
+    last, began, now = history.attempts[-1], history.attempts[0].terms.record(), terms.record()
     if changed := [name for name in {**began, **now} if began.get(name) != now.get(name)]:
-        return Refuse(
+        raise LedgerError(
             f"line 1: the run began with another {', '.join(changed)}: restore it, or start a new "
             "run"
         )
-    if saved and (why := _contradiction(history, saved)):
-        return Refuse(why)
-    of_stop = [
-        attempt
-        for attempt in history.attempts
-        if stop and history.heads[attempt.line] == stop.attempt
-    ]
+    step = saved.step if saved else 0
+    if saved:
+        _check_declared(history, saved)
+    of_stop = [attempt for attempt in history.attempts if stop and attempt.head == stop.attempt]
     if stop and of_stop and stop.step > of_stop[0].steps.stop:
-        return Refuse(
+        raise LedgerError(
             f"the run stopped at step {stop.step:,}, which its ledger does not declare: it was "
             "rolled back or cut; restore the newer ledger"
         )
-    step = saved.step if saved else 0
     if step < terms.mechanism.num_steps and history.released:
-        return Refuse(
+        raise LedgerError(
             "the run has released its model, but report.json and the last checkpoint are missing: "
             "restore report.json from a copy"
         )
@@ -137,25 +118,24 @@ def decide(
         return Continue()
     if drawing != last.drawing:
         return NewAttempt()
-    if stop is not None and (stop.attempt, stop.step) == (history.attempt_hash, step):
+    if stop is not None and (stop.attempt, stop.step) == (last.head, step):
         return Continue(stop)
     return NewAttempt() if last.steps else Continue()
 
 
-def _contradiction(history: History, saved: Saved) -> str:
-    """Returns why a checkpoint contradicts the ledger, or ""."""
-    if why := history.lacks(saved.head, f"the checkpoint of step {saved.step:,}"):
-        return why
-    by_then = history.declared[history.heads.index(saved.head)]
+def _check_declared(history: History, saved: Checkpoint) -> None:
+    """Raises LedgerError if a checkpoint contradicts the ledger."""
+    name = f"the checkpoint of step {saved.step:,}"
+    history.check_head(saved.ledger_head, name)
+    by_then = history.declared[history.heads.index(saved.ledger_head)]
     if by_then is None or by_then.index != saved.attempt:
-        return f"the checkpoint of step {saved.step:,} is not of this run: restore its own"
+        raise LedgerError(f"{name} is not of this run: restore its own")
     declared = by_then.steps
     if not declared.start <= saved.step <= declared.stop:
-        return (
-            f"the checkpoint of step {saved.step:,} is not of this run, whose ledger declared "
-            f"steps {declared.start:,} to {declared.stop:,} when it was written: restore its own"
+        raise LedgerError(
+            f"{name} is not of this run, whose ledger declared steps {declared.start:,} to "
+            f"{declared.stop:,} when it was written: restore its own"
         )
-    return ""
 
 
 # --- Sampling seeds ------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from dpsgd.files import (
     reserve,
     write_atomically,
 )
-from dpsgd.runs.attempts import Saved
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import checked
 
@@ -62,9 +61,9 @@ class Checkpoint(NamedTuple):
     """Seconds of training up to the state."""
 
     @property
-    def place(self) -> Saved:
-        """Step, attempt and ledger head of the checkpoint."""
-        return Saved(int(self.state.step), self.attempt, self.ledger_head)
+    def step(self) -> int:
+        """Number of steps done."""
+        return int(self.state.step)
 
 
 class Checkpoints:
@@ -94,7 +93,7 @@ class Checkpoints:
             for key_path, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.state)
         }
         sharded = {name: leaf for name, leaf in leaves.items() if _is_sharded(leaf)}
-        name = f"{int(checkpoint.state.step):012d}"
+        name = f"{checkpoint.step:012d}"
         part_records = self._save_parts(name, sharded) if sharded else []
         if self._processes.first:
             arrays = {name: np.asarray(leaves[name]) for name in leaves.keys() - sharded.keys()}

@@ -26,8 +26,7 @@ from dpsgd.files import (
 )
 from dpsgd.runs.attempts import StopFile
 from dpsgd.runs.checkpoint import Checkpoints
-from dpsgd.runs.history import History, LedgerError
-from dpsgd.runs.ledger import read
+from dpsgd.runs.ledger import History, LedgerError, read
 from dpsgd.runs.records import checked, fields_of
 from dpsgd.runs.spec import REGISTRIES, RunSpec, config_digest
 from dpsgd.runs.task import TaskRecord

@@ -19,9 +19,8 @@ from dpsgd.files import FULL
 from dpsgd.runs.attempts import constant_seed, stop_at
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import BATCHES, CALIBRATION, RunDirectory
-from dpsgd.runs.history import History
 from dpsgd.runs.job import Journal
-from dpsgd.runs.ledger import Ledger
+from dpsgd.runs.ledger import History, Ledger
 from dpsgd.runs.log import LOG, CsvWriter, TrainingLog
 from dpsgd.runs.plan import Execution, Start
 from dpsgd.runs.processes import Processes
@@ -193,8 +192,8 @@ class DirectoryJournal(Journal):
     def _keep_seed(self, step: int) -> None:
         """Writes a clean stop at `step`, the step of the newest checkpoint."""
         if self._processes.first and not self._job.reproducible_noise:
-            attempt_hash, sampler = self._ledger.history.attempt_hash, self._job.mechanism.sampler
-            stop = stop_at(step, attempt_hash, sampler, self._keys.sampling)
+            attempt, sampler = self._ledger.history.attempts[-1], self._job.mechanism.sampler
+            stop = stop_at(step, attempt.head, sampler, self._keys.sampling)
             self._folder.stop_file.write(stop)
 
     @contextmanager

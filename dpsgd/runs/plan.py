@@ -17,13 +17,12 @@ from dpsgd.gradients.frozen import matching_leaves
 from dpsgd.noise.keys import Keys
 from dpsgd.processor import processor_digest
 from dpsgd.runs import report
-from dpsgd.runs.attempts import NewAttempt, Refuse, decide, drawing_digest, keys_of
+from dpsgd.runs.attempts import NewAttempt, decide, drawing_digest, keys_of
 from dpsgd.runs.audit import conformance
 from dpsgd.runs.directory import DATA, Configuration, RunDirectory
-from dpsgd.runs.history import History, LedgerError
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.job import Job, rows_of
-from dpsgd.runs.ledger import Ledger
+from dpsgd.runs.ledger import History, Ledger, LedgerError
 from dpsgd.runs.log import MetricWriter, Stages
 from dpsgd.runs.mechanism import ResolvedRun
 from dpsgd.runs.processes import Processes
@@ -263,12 +262,13 @@ def start_run(
     sampler = job.mechanism.sampler
     checkpoint = folder.checkpoints.latest(job.shapes())
     drawing = history.attempts[-1].drawing if audited else drawing_digest(sampler)
-    saved = checkpoint.place if checkpoint else None
-    step = saved.step if saved else 0
-    decision = decide(history, saved, folder.stop_file.read(sampler), job.terms, drawing)
-    if isinstance(decision, Refuse):
-        raise LedgerError(f"{folder.ledger_path}: {decision.reason}")
-    processes.check_alike({"files of the run": [type(decision).__name__, decision, saved]})
+    step = checkpoint.step if checkpoint else 0
+    try:
+        decision = decide(history, checkpoint, folder.stop_file.read(sampler), job.terms, drawing)
+    except LedgerError as error:
+        raise LedgerError(f"{folder.ledger_path}: {error}") from None
+    files = [type(decision).__name__, decision, *(checkpoint or ())[1:], step]
+    processes.check_alike({"files of the run": files})
     state = None
     if checkpoint:
         state = checkpoint.state

@@ -53,11 +53,11 @@ class Run:
         task: Task | None,
         execution: Execution,
         job: Job | None = None,
-        name: str = "",
+        head: str = "",
     ) -> None:
         """Stores the parts of a run; use `create` or `open`."""
         self.folder: RunDirectory = folder
-        self._task, self._execution, self._job, self._name = task, execution, job, name
+        self._task, self._execution, self._job, self._head = task, execution, job, head
         self._record: dict[str, Any] | None = None
 
     @classmethod
@@ -102,8 +102,8 @@ class Run:
         job = plan_run(spec, task, name, execution)
         execution.stages.begin("audit")
         audit, processes = job.audit(progress=progress), Processes.current()
-        run_name = processes.share(_write_new(out, job, audit) if processes.first else None)
-        return cls(RunDirectory(out), job.task, execution, job, run_name)
+        head = processes.share(_write_new(out, job, audit) if processes.first else None)
+        return cls(RunDirectory(out), job.task, execution, job, head)
 
     @classmethod
     def open(
@@ -203,7 +203,7 @@ class Run:
                 digests = write(path, draw, seed, start.job.data)
                 batch_files.write_manifest(path, draw, seed, digests, start.job.data)
                 if not start.keys.root.insecure:
-                    self.folder.stop_file.write(Stop(history.attempt_hash, step, None, seed))
+                    self.folder.stop_file.write(Stop(history.attempts[-1].head, step, None, seed))
             except BaseException:
                 batch_files.forget(path, history.name)
                 raise
@@ -228,7 +228,7 @@ class Run:
         with Ledger.open(folder.ledger_path, Processes.current()) as ledger:
             folder.history()  # refuses a ledger that is older than the checkpoints
             history = ledger.history
-            audited = job is not None and history.untouched and history.name == self._name
+            audited = job is not None and history.head == self._head
             if job is None or not audited:  # another process may have changed or replaced the run
                 config = config or folder.configuration(execution.progress)
                 job = recorded_job(folder, config, history, self._task, execution)
@@ -279,7 +279,7 @@ class Run:
 
 
 def _write_new(out: Path, job: Job, audit: str) -> str:
-    """Writes the directory of a new run, and returns the run's name."""
+    """Writes the directory of a new run, and returns the head of its ledger."""
     environment = job.environment()
     drawing = drawing_digest(job.mechanism.sampler)
     with RunDirectory.create(out) as directory:
@@ -289,7 +289,7 @@ def _write_new(out: Path, job: Job, audit: str) -> str:
         directory.write_json(DATA, {"data": [job.digest]})
         with Ledger.create(directory.ledger_path, job.terms, drawing, environment) as ledger:
             ledger.audited(audit)
-            return ledger.history.name
+            return ledger.history.head
 
 
 def run(task: Task, spec: RunSpec, out: str | os.PathLike[str], **how: Any) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from accounting import TrialCount
 from dpsgd import Mechanism, Segment, cost
 from dpsgd.core.queries import FullSums
 from dpsgd.files import write_atomically
-from dpsgd.runs.history import NO_HEAD, LedgerError, line_of
-from dpsgd.runs.ledger import Ledger, read
+from dpsgd.runs.ledger import NO_HEAD, Ledger, LedgerError, line_of, read
 from dpsgd.runs.terms import Terms
 from dpsgd.selection.vault import Vault, VaultSecret
 from samplers import (
@@ -183,7 +182,7 @@ def test_sums_over_all_rows_count_where_they_are_declared(path, with_sums):
         (caveat,) = [note for note in before.notes if "stop" in note]
         ledger.declare(range(40, 43))
         whole = ledger.history.guarantee()
-        with pytest.raises(ValueError, match="beyond the run's last step"):
+        with pytest.raises(ValueError, match=r"must be in \[0, 43\]"):
             ledger.declare(range(43, 44))
         begin(ledger, 40)
         ledger.declare(range(40, 43))
@@ -230,7 +229,7 @@ def test_audits_precede_the_release_as_the_ledgers_last_line(path):
             lambda: ledger.release("another"),
             lambda: begin(ledger, 40),
         ):
-            with pytest.raises(LedgerError, match=r"is closed|other parameters were released"):
+            with pytest.raises(ValueError, match=r"that closes|other parameters were released"):
                 more()
     assert path.read_bytes() == content
     history = read(path)
@@ -260,10 +259,7 @@ LINES = {
 def test_inconsistent_ledger_lines_are_refused_on_read_and_write(path, line, why):
     content = declared(path).read_bytes()
     if "declare" in line:
-        with (
-            Ledger.open(path) as ledger,
-            pytest.raises(ValueError, match=r"does not follow|beyond the run's last"),
-        ):
+        with Ledger.open(path) as ledger, pytest.raises(ValueError, match=why):
             ledger.declare(range(*line["declare"]))
         assert path.read_bytes() == content
     path.write_bytes(content + line_of(line, read(path).head)[0])

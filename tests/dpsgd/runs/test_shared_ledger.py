@@ -7,8 +7,7 @@ from several import together
 
 from dpsgd import Mechanism, Segment
 from dpsgd.runs import ledger as module
-from dpsgd.runs.history import LedgerError
-from dpsgd.runs.ledger import Ledger, read
+from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.processes import Lost
 from dpsgd.runs.terms import Terms
 from samplers import Deterministic
