@@ -154,10 +154,14 @@ def train(
     block = math.prod(sampler.clipped_shape)
     job = Training(
         data=columns,
-        unit=sampler.protected_unit(rows) if guaranteed else sampler.unit,
         params=params,
         algorithm=algorithm,
-        mechanism=mechanism,
+        plan=Segment(
+            mechanism,
+            unit=sampler.protected_unit(rows) if guaranteed else sampler.unit,
+            reproducible_noise=insecure_seed is not None,
+            lazy_tables=algorithm.tables is not None,
+        ),
         delta=default_delta(sampler.num_units) if delta is None else delta,
         refinement=refinement,
         placement=placement,
@@ -166,7 +170,6 @@ def train(
         audited=audit,
         data_on=data_on,
         block_steps=block_steps,
-        reproducible_noise=insecure_seed is not None,
     )
     guarantee = job.guarantee
     job.programs()
@@ -249,7 +252,7 @@ class _Callback(Journal):
         job = self.job
         if self.epsilon is None or self.done == job.mechanism.num_steps:
             return self.epsilon
-        steps = cost([Segment(job.mechanism, range(self.done), unit=job.unit)], job.delta)
+        steps = cost([dataclasses.replace(job.plan, steps=range(self.done))], job.delta)
         return None if steps.epsilon is None else steps.epsilon.upper
 
 

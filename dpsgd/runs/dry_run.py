@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpsgd.core.guarantee import Guarantee
+from dpsgd.core.segments import Segment
 from dpsgd.engine.loop import train_blocks
 from dpsgd.engine.placement import Placement
 from dpsgd.runs.job import Job, Training
@@ -182,7 +183,7 @@ def _share(job: Job, num_devices: int, num_examples: int) -> Job:
         job.mechanism, sampler=Deterministic(count, places, 1), full_sums=None
     )
     data = _repeated(job.synthetic(1), count)
-    return dataclasses.replace(job, data=data, mechanism=mechanism, refinement=None)
+    return dataclasses.replace(job, data=data, plan=Segment(mechanism), refinement=None)
 
 
 class DryRun(NamedTuple):

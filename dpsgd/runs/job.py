@@ -19,7 +19,7 @@ from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.segments import Initial, Segment
+from dpsgd.core.segments import Segment
 from dpsgd.core.state import TrainState
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.feed import BLOCK_STEPS, Layout
@@ -76,14 +76,13 @@ class Journal:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Data, parameters, algorithm and mechanism of a run, with its placement.
+    """Data, parameters, algorithm and plan of a run, with its placement.
 
     Attributes:
       data: Pytree of training rows, [num_examples, ...] each.
-      unit: Protected unit, see `BatchSampler.protected_unit`.
       params: Pytree of initial parameters.
       algorithm: Loss, clipping and optimizer.
-      mechanism: Sampler, sigma and C.
+      plan: Segment of all steps, for accounting.
       delta: Delta of the guarantee.
       synthetic: Function that returns synthetic rows, given their number, for an audit.
       refinement: Refinement by the mechanism's full-batch queries; None without queries.
@@ -93,18 +92,13 @@ class Training:
       data_on: Location of the data, see `train_blocks`.
       block_steps: Number of steps per dispatch.
       step_sizes: Arguments of `hyperparameters`; None to leave the optimizer's state unchanged.
-      initial: Trained model that the run starts from; None for fresh parameters.
-      not_covered: Exclusions from the guarantee that the task states, sentences.
-      reproducible_noise: True if the noise comes from a seed that can be guessed.
-      same_audit: Value that is equal for jobs with equal synthetic rows, so that they share audit
-        reports; None to share none.
+      task: Task that is trained, whose equal jobs share audit reports; None to share none.
     """
 
     data: PyTree
-    unit: str
     params: PyTree
     algorithm: Algorithm
-    mechanism: Mechanism
+    plan: Segment
     delta: float
     synthetic: Callable[[int], PyTree]
     refinement: Refinement | None
@@ -114,10 +108,12 @@ class Training:
     data_on: Literal["device", "host"] | None
     block_steps: int = BLOCK_STEPS
     step_sizes: Mapping[str, Any] | None = None
-    initial: Initial | None = None
-    not_covered: tuple[str, ...] = ()
-    reproducible_noise: bool = False
-    same_audit: Any = None
+    task: Any = None
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Sampler, sigma and C."""
+        return self.plan.mechanism
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -128,18 +124,6 @@ class Training:
             block_steps=self.block_steps,
             data_on=self.data_on,
             placement=self.placement,
-        )
-
-    @functools.cached_property
-    def plan(self) -> Segment:
-        """Segment of all steps, for accounting."""
-        return Segment(
-            self.mechanism,
-            unit=self.unit,
-            reproducible_noise=self.reproducible_noise,
-            lazy_tables=self.algorithm.tables is not None,
-            initial=self.initial,
-            not_covered=self.not_covered,
         )
 
     @functools.cached_property
@@ -197,7 +181,7 @@ class Training:
         Raises:
           ValueError: if a check fails: the guarantee does not hold, and the run must not train.
         """
-        mechanism, refinement, same = self.mechanism, self.refinement, self.same_audit
+        mechanism, refinement, same = self.mechanism, self.refinement, self.task
         if not mechanism.noise_multiplier:
             return "not made: there is no noise"
         if not self.audited:
@@ -286,16 +270,14 @@ class Job(Training):
     """Training of a task, determined by the task and its resolved spec.
 
     Attributes:
-      task: Task that is trained.
       spec: Configuration of the run.
       population: Public facts about the training rows.
       record: Content of `config.json`; empty without a run directory.
     """
 
-    task: Task
     spec: RunSpec
     population: Population
-    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    record: Mapping[str, Any]
 
     @classmethod
     def of_task(
@@ -306,6 +288,7 @@ class Job(Training):
         rows: tuple[PyTree, Population] | None = None,
         placement: Placement | None = None,
         earlier: EarlierModel | None = None,
+        record: Mapping[str, Any] = {},
     ) -> Job:
         """Makes the job of a run.
 
@@ -316,6 +299,7 @@ class Job(Training):
           placement: Devices; by default one. Unless it states which tables are sharded, large ones
             are if the state would take more than half of a device's memory.
           earlier: Model that the run starts from; by default read from `spec.init_from`.
+          record: Content of `config.json`.
         """
         data, population = rows or rows_of(task)
         spec, mechanism = run.spec, run.mechanism
@@ -330,10 +314,16 @@ class Job(Training):
                 params = hosted(params)  # unsharded, they would fill most of a device's memory
         return cls(
             data=data,
-            unit=sampler.protected_unit(population),
             params=params,
             algorithm=algorithm,
-            mechanism=mechanism,
+            plan=Segment(
+                mechanism,
+                unit=sampler.protected_unit(population),
+                reproducible_noise=spec.insecure_seed is not None,
+                lazy_tables=algorithm.tables is not None,
+                initial=earlier.initial if earlier else None,
+                not_covered=exceptions_of(task),
+            ),
             delta=run.delta,
             synthetic=task.generated,
             refinement=refinement_of(task, mechanism, spec.calibration),
@@ -342,13 +332,10 @@ class Job(Training):
             data_on=spec.data_on,
             block_steps=BLOCK_STEPS,
             step_sizes=step_sizes(spec, sampler.num_steps),
-            initial=earlier.initial if earlier else None,
-            not_covered=exceptions_of(task),
-            reproducible_noise=spec.insecure_seed is not None,
-            same_audit=task,
             task=task,
             spec=spec,
             population=population,
+            record=record,
         )
 
     @functools.cached_property

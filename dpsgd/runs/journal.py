@@ -191,7 +191,7 @@ class DirectoryJournal(Journal):
 
     def _keep_seed(self, step: int) -> None:
         """Writes a clean stop at `step`, the step of the newest checkpoint."""
-        if self._processes.first and not self._job.reproducible_noise:
+        if self._processes.first and not self._job.plan.reproducible_noise:
             attempt, sampler = self._ledger.history.attempts[-1], self._job.mechanism.sampler
             stop = stop_at(step, attempt.head, sampler, self._keys.sampling)
             self._folder.stop_file.write(stop)

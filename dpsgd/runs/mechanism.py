@@ -11,12 +11,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from accounting import Bound, PrivacyProfile, calibrate
 from accounting.profile import EPSILON_TOLERANCE
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.noise import Independent, Noise
+from dpsgd.core.noise import Independent
 from dpsgd.core.queries import FullSums
 from dpsgd.runs.spec import Banded, NoiseMultiplier, NonPrivate, RunSpec, TargetEpsilon
 from dpsgd.runs.support import conflict_of, with_separation
@@ -125,53 +125,50 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
     return sums
 
 
-class Unscaled(NamedTuple):
-    """Mechanism of a run but for its noise multiplier and clipping norm.
+def unscaled(spec: RunSpec, population: Population) -> Mechanism:
+    """Returns the mechanism of a private run at noise multiplier 1 and clipping norm 1.
+
+    Args:
+      spec: Settings of the run; only the noise multiplier may be open.
+      population: Public facts about the rows.
+
+    Raises:
+      ValueError: if the options do not go together.
+    """
+    sampler = build_sampler(spec, population)
+    try:
+        sums = full_sums(spec, sampler, spec.delta_of(population))
+    except ValueError as error:
+        raise ValueError(impossible(spec.calibration, error)) from None
+    law = spec.noise.law if isinstance(spec.noise, Banded) else spec.noise
+    assert law is not None, "`resolve` leaves nothing open"
+    return Mechanism(sampler, 1.0, 1.0, law, sums)
+
+
+def privacy_with(mechanism: Mechanism, noise_multiplier: float) -> PrivacyProfile:
+    """Returns the privacy profile of a mechanism under another noise multiplier.
 
     >>> from samplers import Poisson
-    >>> privacy = Unscaled(Poisson(10_000, batch_size=100), Independent(), None).privacy
-    >>> privacy(1.0).epsilon(1e-5).upper > privacy(2.0).epsilon(1e-5).upper
+    >>> mechanism = Mechanism(Poisson(10_000, batch_size=100), 1.0, 1.0)
+    >>> epsilons = [privacy_with(mechanism, sigma).epsilon(1e-5).upper for sigma in (1.0, 2.0)]
+    >>> epsilons[0] > epsilons[1]
     True
+
+    Args:
+      mechanism: Sampler, noise law and full-batch queries.
+      noise_multiplier: Noise multiplier of the steps.
     """
-
-    sampler: BatchSampler
-    noise: Noise
-    sums: FullSums | None
-    """Full-batch queries in which the run ends; None without queries."""
-
-    @classmethod
-    def from_spec(cls, spec: RunSpec, population: Population) -> Unscaled:
-        """Returns the mechanism of a spec without open settings.
-
-        Args:
-          spec: Settings of the run.
-          population: Public facts about the rows.
-
-        Raises:
-          ValueError: if the options do not go together.
-        """
-        sampler = build_sampler(spec, population)
-        try:
-            sums = full_sums(spec, sampler, spec.delta_of(population))
-        except ValueError as error:
-            raise ValueError(impossible(spec.calibration, error)) from None
-        law = spec.noise.law if isinstance(spec.noise, Banded) else spec.noise
-        assert law is not None, "`resolve` leaves nothing open"
-        return cls(sampler, law, sums)
-
-    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the privacy profile under a noise multiplier."""
-        if self.sums is None:
-            return self.noise.privacy(self.sampler, noise_multiplier)
-        return Mechanism(self.sampler, noise_multiplier, 1.0, self.noise, self.sums).privacy()
+    if mechanism.full_sums is None:  # calibration tries multipliers beyond those of a run
+        return mechanism.noise.privacy(mechanism.sampler, noise_multiplier)
+    return dataclasses.replace(mechanism, noise_multiplier=noise_multiplier).privacy()
 
 
 @functools.lru_cache
-def _smallest_noise(goal: Goal, delta: float, unscaled: Unscaled) -> float:
+def _smallest_noise(goal: Goal, delta: float, mechanism: Mechanism) -> float:
     """Returns the smallest sufficient noise multiplier, cached for equal runs."""
     if isinstance(goal, NoiseMultiplier):
         return goal.noise_multiplier
-    privacy = unscaled.privacy
+    privacy = functools.partial(privacy_with, mechanism)
     if goal.optimistic:
         return calibrate(lambda sigma: LowerEnd(privacy(sigma)), epsilon=goal.epsilon, delta=delta)
     return calibrate(privacy, epsilon=goal.epsilon, delta=delta)
@@ -205,11 +202,11 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
         sampler = build_sampler(spec, population)
         mechanism = Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=math.inf)
     else:
-        unscaled = Unscaled.from_spec(spec, population)
-        sigma = _smallest_noise(goal, delta, unscaled)
+        mechanism = unscaled(spec, population)
+        sigma = _smallest_noise(goal, delta, mechanism)
         assert spec.l2_clip_norm is not None, "`resolve` leaves nothing open"
-        sampler, noise, sums = unscaled
-        mechanism = Mechanism(sampler, sigma, spec.l2_clip_norm, noise, sums)
+        scales = {"noise_multiplier": sigma, "l2_clip_norm": spec.l2_clip_norm}
+        mechanism = dataclasses.replace(mechanism, **scales)
     return ResolvedRun(spec, mechanism, delta)
 
 

@@ -134,8 +134,7 @@ def plan_run(
     record = {"task": task_record(task, name), **run.spec.record()}
     if chosen := {**({"task": choices} if choices else {}), **run.chosen}:
         record["chosen"] = chosen
-    job = Job.of_task(task, run, rows=rows, placement=placement, earlier=earlier)
-    job = dataclasses.replace(job, record=record)
+    job = Job.of_task(task, run, rows=rows, placement=placement, earlier=earlier, record=record)
     epsilon = job.guarantee.epsilon
     if epsilon is not None and math.isinf(epsilon.upper):
         raise ValueError(
@@ -229,8 +228,7 @@ def recorded_job(
     execution.stages.begin("accounting")
     rows = rows_of(task)
     run = _as_begun(history.attempts[0].terms, folder.path, config.spec, rows[1])
-    job = Job.of_task(task, run, rows=rows, placement=execution.placement)
-    job = dataclasses.replace(job, record=config.record)
+    job = Job.of_task(task, run, rows=rows, placement=execution.placement, record=config.record)
     job.check_rows()
     if Processes.current().first and folder.data() != [job.digest]:
         raise ValueError(

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from accounting import PrivacyProfile, TrialCount
@@ -17,7 +17,7 @@ from dpsgd.core.noise import Noise
 from dpsgd.core.segments import Segment
 from dpsgd.noise.registry import NOISES
 from dpsgd.runs.job import Job, rows_of
-from dpsgd.runs.mechanism import Unscaled, resolved
+from dpsgd.runs.mechanism import privacy_with, resolved, unscaled
 from dpsgd.runs.plan import check_parts
 from dpsgd.runs.records import to_json
 from dpsgd.runs.resolve import choose, request_of
@@ -208,16 +208,17 @@ class Candidates:
             return self._chosen
         specs = self._chosen
         # Candidates that differ in what costs no privacy need the same noise.
-        unscaled = [Unscaled.from_spec(spec, population) for spec in specs]
+        mechanisms = [unscaled(spec, population) for spec in specs]
         kinds = [
             (one.sampler, _cost_class(one.noise, one.sampler), spec.calibration)
-            for one, spec in zip(unscaled, specs, strict=True)
+            for one, spec in zip(mechanisms, specs, strict=True)
         ]
         unique = dict(zip(kinds, specs, strict=True))
         # A run's sums after training depend on its noise: search with sums for a similar noise,
         # then raise the noise until the final mechanisms suffice.
         delta = specs[0].delta_of(population)
-        privacies = [one.privacy for one in dict(zip(kinds, unscaled, strict=True)).values()]
+        unique_mechanisms = dict(zip(kinds, mechanisms, strict=True)).values()
+        privacies = [partial(privacy_with, one) for one in unique_mechanisms]
 
         def noised(spec: RunSpec, sigma: float) -> RunSpec:
             return dataclasses.replace(spec, privacy=NoiseMultiplier(sigma))

@@ -10,6 +10,7 @@ from tiny_task import Line, config_of, line, run_and_stop, short_blocks
 from dpsgd import resume, run
 from dpsgd.audit.report import UNSEEN
 from dpsgd.core import gaussian
+from dpsgd.core.segments import Segment
 from dpsgd.engine import feed, loop, programs
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import audit, job
@@ -165,6 +166,6 @@ def test_no_audit_is_cached_for_samplers_with_extra_attributes(monkeypatch):
     for held in (1, 2):
         mechanism = dataclasses.replace(job.mechanism, sampler=Held(**values))
         object.__setattr__(mechanism.sampler, "held", held)
-        of_held = dataclasses.replace(job, mechanism=mechanism)
+        of_held = dataclasses.replace(job, plan=Segment(mechanism))
         of_held.audit(of_held.start())
     assert len(made) == 2
