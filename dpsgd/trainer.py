@@ -18,12 +18,11 @@ import numpy as np
 
 from accounting import default_delta
 from dpsgd.audit.synthetic import Generated, generated_rows
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Segment
-from dpsgd.engine.algorithm import copy_buffers
+from dpsgd.engine.algorithm import Algorithm, copy_buffers
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.loop import Block, check_parameters, columns_of
 from dpsgd.engine.placement import Placement

@@ -19,10 +19,10 @@ from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.audit.runtime.deferred import deferred_checks
 from dpsgd.audit.runtime.differential import step_checks
 from dpsgd.audit.runtime.flow import flow_checks
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Independent
 from dpsgd.core.state import TrainState
+from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.queries import Refinement, sums_run

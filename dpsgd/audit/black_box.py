@@ -17,9 +17,8 @@ from accounting import Bound
 from accounting.checks import check_guarantee_delta
 from accounting.profile import format_delta
 from dpsgd.audit.trials import Runs, Scores
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.engine.algorithm import dpsgd
+from dpsgd.engine.algorithm import Algorithm, dpsgd
 from dpsgd.noise.keys import RootKey
 
 GAMES = {"others -1": -1, "others 0": 0, "others +1": 1}

@@ -29,12 +29,11 @@ from dpsgd.audit.laws import THOROUGH, law_checks
 from dpsgd.audit.report import LAW, AuditReport, CheckResult
 from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.audit.synthetic import generated_rows
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Noise
 from dpsgd.core.queries import FullSums
 from dpsgd.core.state import TrainState
-from dpsgd.engine.algorithm import dpsgd
+from dpsgd.engine.algorithm import Algorithm, dpsgd
 from dpsgd.engine.closures import held_arrays
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks

@@ -13,9 +13,9 @@ import numpy as np
 
 from dpsgd.audit.synthetic import probe_columns, varied_rows
 from dpsgd.audit.tables import TableSnapshot, put_rows
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Diagnostics, Table, TrainState, join_leaves
+from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import hosted, placement_mismatch

@@ -17,8 +17,8 @@ import numpy as np
 import optax
 from scipy import special
 
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.blocks import in_background
 from dpsgd.engine.programs import compiler_options
 from dpsgd.engine.step import BlockInputs, Watch, block_function

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpsgd.core.algorithm import Algorithm, Context, privatize
+from dpsgd.core.algorithm import Context, privatize
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Noise
-from dpsgd.core.state import Scales, TrainState, split_leaves
+from dpsgd.core.state import Diagnostics, Scales, TrainState, split_leaves
+from dpsgd.engine.lazy.group import LazyRows, LazyTables
+from dpsgd.engine.lazy.laws import RunLaws
 from dpsgd.engine.programs import compiled, shapes_of_rows
-from dpsgd.gradients.clipping import clipped_grad
+from dpsgd.gradients.clipping import ClippedSum
 from dpsgd.gradients.frozen import frozen_leaves
-from dpsgd.gradients.losses import Loss, LossFn, loss_row, row_loss, takes_key
+from dpsgd.gradients.losses import (
+    Loss,
+    LossFn,
+    allows_foreign_calls,
+    loss_row,
+    row_loss,
+    takes_key,
+)
 from dpsgd.gradients.rules import FLAT, ClippingRule
 
 PyTree = Any
@@ -34,13 +43,111 @@ def copy_leaves(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.result_type(leaf)), tree)
 
 
+class Algorithm(NamedTuple):
+    """Private training algorithm as pure functions of explicit state, scales and keys.
+
+    Algorithms made by `dpsgd` from the same functions and equal settings share compiled programs.
+    The functions that run an algorithm take its mechanism.
+    """
+
+    loss_fn: Callable[..., jax.Array]
+    """Loss of one clipped example or unit."""
+    clipping: ClippingRule
+    """Rule that brings an example's gradient to norm C."""
+    optimizer: optax.GradientTransformation
+    """Optimizer of dense leaves."""
+    clipped_sum: Callable[..., tuple[PyTree, Diagnostics]]
+    """(params, batch, weights, scales) -> (sum of clipped per-example gradients, diagnostics), see
+    `ClippedSum`."""
+    update: Callable[..., tuple[TrainState, PyTree]]
+    """(state, sum, noise_key, scales) -> (state after one noisy update, private mean gradient of
+    `dense_params`, in their types). Keyword arguments are `viewed` and `context`, for lazy
+    tables."""
+    lazy: LazyRows | None = None
+    """Lazy tables; None if all leaves are dense."""
+    freezes: bool = True
+    """True if leaves that no derivative reaches stay constant."""
+
+    @property
+    def takes_key(self) -> bool:
+        """True if the loss takes a key."""
+        return takes_key(self.loss_fn)
+
+    @property
+    def foreign_calls(self) -> bool:
+        """True if the loss may call the host and foreign functions, which no guarantee covers."""
+        return allows_foreign_calls(self.loss_fn)
+
+    @property
+    def tables(self) -> LazyTables | None:
+        """Optimizer of lazy tables; None without any."""
+        return self.lazy and self.lazy.tables
+
+    def gap_laws(self, num_steps: int) -> RunLaws | None:
+        """Returns the laws of lazy tables in a run, or None."""
+        return self.tables and RunLaws(self.tables.of_run(num_steps))
+
+    def init(
+        self, params: PyTree, mechanism: Mechanism | None = None, rows: PyTree = None
+    ) -> TrainState:
+        """Returns the state before the first step, in new buffers, which blocks may overwrite.
+
+        Args:
+          params: Initial parameters.
+          mechanism: Mechanism of the run, needed for correlated noise and lazy tables.
+          rows: Rows of the data (some of them, or their shapes), needed for lazy tables and frozen
+            leaves.
+
+        Raises:
+          ValueError: If these parameters cannot be trained under this mechanism.
+        """
+        tables = () if self.lazy is None else self.lazy.leaves(params, mechanism, rows)
+        frozen: frozenset[int] = frozenset()
+        if rows is not None:
+            lead = mechanism.sampler.clipped_shape if mechanism else ()
+            frozen = self.frozen(params, shapes_of_rows(rows, *lead))
+        noise = mechanism.noise if mechanism and mechanism.noise_multiplier else None
+        static = self.optimizer, self.lazy, tables, tuple(sorted(frozen)), noise
+        return compiled(_initial, static, (params,))(params)
+
+    def frozen(self, params: PyTree, example: PyTree) -> frozenset[int]:
+        """Returns the indices of the leaves that no derivative reaches.
+
+        Args:
+          params: Parameters, or their shapes.
+          example: One example, or its shapes.
+
+        Raises:
+          ValueError: If the loss takes a batch, or no derivative reaches any leaf.
+        """
+        if not self.freezes:
+            return frozenset()
+        loss, row = row_loss(self.loss_fn), loss_row(self.loss_fn, example)
+        try:
+            frozen = frozen_leaves(loss, params, row)
+        except Exception:
+            if _takes_batch(self.loss_fn, params, example):
+                shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", example)
+                raise ValueError(
+                    f"loss_fn takes a batch, but is called with one example, {shapes}; pass the "
+                    "loss of one example, which dpsgd maps over the batch"
+                ) from None
+            raise
+        if len(frozen) == len(jax.tree.leaves(params)):
+            raise ValueError(
+                "no parameter has a path to the loss, so nothing can be trained; compute it from "
+                "floating-point params, some of them without jax.lax.stop_gradient"
+            )
+        return frozen
+
+
 def dpsgd(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     *,
     clipping: ClippingRule = FLAT,
     microbatch_size: int | None = None,
-    tables: Any = None,
+    tables: LazyTables | None = None,
     foreign_calls: bool = False,
 ) -> Algorithm:
     """Returns DP-SGD for a per-example loss and an optimizer.
@@ -84,7 +191,7 @@ def dpsgd(
     """
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
-    keyed = takes_key(loss_fn)
+    takes_key(loss_fn)  # refuses an ambiguous signature
     try:
         hash(loss_fn)
     except TypeError:  # such as an object that may change: no other is equal to it
@@ -93,25 +200,15 @@ def dpsgd(
         raise TypeError(
             f"optimizer must be one of optax, such as optax.adam(0.01), got {optimizer!r}"
         )
-    if tables is not None and not hasattr(tables, "group"):
+    if tables is not None and not isinstance(tables, LazyTables):
         raise TypeError(f"tables must be LazyTables(learning_rate, ...), got {tables!r}")
     if tables is not None and foreign_calls:
         raise ValueError("foreign_calls=True is not for lazy tables; leave out tables=")
     loss_fn = Loss(loss_fn, foreign_calls)
-    lazy = None if tables is None else tables.group(loss_fn)
-    frozen = _Frozen(loss_fn)
-    return Algorithm(
-        _Init(optimizer, frozen, lazy),
-        _ClippedSum(loss_fn, microbatch_size, clipping),
-        _Update(optimizer, lazy),
-        keyed,
-        lazy,
-        frozen,
-        foreign_calls,
-        loss_fn,
-        clipping,
-        optimizer,
-    )
+    lazy = None if tables is None else LazyRows(tables, loss_fn)
+    clipped_sum = ClippedSum(loss_fn, clipping, microbatch_size)
+    update = _Update(optimizer, lazy)
+    return Algorithm(loss_fn, clipping, optimizer, clipped_sum, update, lazy)
 
 
 def with_loss(algorithm: Algorithm, loss_fn: LossFn) -> Algorithm:
@@ -124,48 +221,14 @@ def with_loss(algorithm: Algorithm, loss_fn: LossFn) -> Algorithm:
     Raises:
       ValueError: If the algorithm has lazy tables, or its functions were replaced.
     """
-    init, clipped_sum = algorithm.init, algorithm.clipped_sum
-    if not isinstance(init, _Init) or not isinstance(clipped_sum, _ClippedSum) or init.lazy:
+    clipped_sum = algorithm.clipped_sum
+    if algorithm.lazy or not isinstance(clipped_sum, ClippedSum):
         raise ValueError(
             "the loss of an algorithm with tables or with a clipped_sum of its own is fixed"
         )
     loss_fn = Loss(loss_fn, algorithm.foreign_calls)
-    frozen = _Frozen(loss_fn)
-    return algorithm._replace(
-        init=dataclasses.replace(init, frozen=frozen),
-        clipped_sum=dataclasses.replace(clipped_sum, loss_fn=loss_fn),
-        frozen=frozen,
-        takes_key=takes_key(loss_fn),
-        loss_fn=loss_fn,
-    )
-
-
-# The functions of an algorithm share programs where they have the same parts. Closures never do.
-
-
-@dataclass(frozen=True)
-class _Frozen:
-    """Indices of the leaves that no derivative reaches, see `Algorithm.frozen`."""
-
-    loss_fn: LossFn
-
-    def __call__(self, params: PyTree, example: PyTree) -> frozenset[int]:
-        try:
-            frozen = frozen_leaves(row_loss(self.loss_fn), params, loss_row(self.loss_fn, example))
-        except Exception:
-            if _takes_batch(self.loss_fn, params, example):
-                shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", example)
-                raise ValueError(
-                    f"loss_fn takes a batch, but is called with one example, {shapes}; pass the "
-                    "loss of one example, which dpsgd maps over the batch"
-                ) from None
-            raise
-        if len(frozen) == len(jax.tree.leaves(params)):
-            raise ValueError(
-                "no parameter has a path to the loss, so nothing can be trained; compute it from "
-                "floating-point params, some of them without jax.lax.stop_gradient"
-            )
-        return frozen
+    clipped_sum = ClippedSum(loss_fn, clipped_sum.clipping, clipped_sum.microbatch_size)
+    return algorithm._replace(loss_fn=loss_fn, clipped_sum=clipped_sum)
 
 
 def _takes_batch(loss_fn: LossFn, params: PyTree, example: PyTree) -> bool:
@@ -178,28 +241,9 @@ def _takes_batch(loss_fn: LossFn, params: PyTree, example: PyTree) -> bool:
     return getattr(loss, "shape", None) in ((), (7,))
 
 
-@dataclass(frozen=True)
-class _Init:
-    optimizer: optax.GradientTransformation
-    frozen: _Frozen
-    lazy: Any
-
-    def __call__(
-        self, params: PyTree, mechanism: Mechanism | None = None, rows: PyTree = None
-    ) -> TrainState:
-        tables = () if self.lazy is None else self.lazy.leaves(params, mechanism, rows)
-        frozen: frozenset[int] = frozenset()
-        if rows is not None:
-            lead = mechanism.sampler.clipped_shape if mechanism else ()
-            frozen = self.frozen(params, shapes_of_rows(rows, *lead))
-        noise = mechanism.noise if mechanism and mechanism.noise_multiplier else None
-        static = self.optimizer, self.lazy, tables, tuple(sorted(frozen)), noise
-        return compiled(_initial, static, (params,))(params)
-
-
 def _initial(
     optimizer: optax.GradientTransformation,
-    lazy: Any,
+    lazy: LazyRows | None,
     tables: tuple[int, ...],
     frozen: tuple[int, ...],
     noise: Noise | None,
@@ -215,27 +259,11 @@ def _initial(
 
 
 @dataclass(frozen=True)
-class _ClippedSum:
-    loss_fn: LossFn
-    microbatch_size: int | None
-    clipping: ClippingRule
-
-    def __call__(self, params, batch, weights, scales, keys=None, *, devices=1, frozen=()):
-        gradient = clipped_grad(
-            self.loss_fn,
-            l2_clip_norm=scales.l2_clip_norm,
-            clipping=self.clipping,
-            microbatch_size=self.microbatch_size,
-            devices=devices,
-            frozen=frozen,
-        )
-        return gradient(params, batch, weights, keys)
-
-
-@dataclass(frozen=True)
 class _Update:
+    """Update of an algorithm; a closure would not share programs."""
+
     optimizer: optax.GradientTransformation
-    lazy: Any
+    lazy: LazyRows | None
 
     def __call__(
         self,
@@ -247,7 +275,7 @@ class _Update:
         viewed: Any = None,
         context: Context | None = None,
     ) -> tuple[TrainState, PyTree]:
-        if context is not None:
+        if self.lazy is not None and context is not None:
             state = self.lazy.update(state, total, viewed, context)
         old = state.dense_params
         total, _ = split_leaves(total, {*state.tables, *state.frozen})

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.extend import core, source_info_util
 
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.state import TrainState
+from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.programs import in_32_bits
 from dpsgd.gradients.isolation import host_fault, inner_jaxprs
 from samplers import BatchSampler

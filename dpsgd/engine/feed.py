@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState, defer_noise
+from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import most_passes, pad_columns, plan_blocks, select_columns, with_rows
 from dpsgd.engine.placement import Placement

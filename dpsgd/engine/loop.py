@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Diagnostics, TrainState
-from dpsgd.engine.algorithm import copy_buffers
+from dpsgd.engine.algorithm import Algorithm, copy_buffers
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import in_background
 from dpsgd.engine.feed import BLOCK_STEPS, Layout, keys_of

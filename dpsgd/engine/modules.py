@@ -12,8 +12,7 @@ from jax import Array
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from dpsgd.core.algorithm import Algorithm
-from dpsgd.engine.algorithm import with_loss
+from dpsgd.engine.algorithm import Algorithm, with_loss
 from dpsgd.gradients.frozen import named_leaves, stopped
 from dpsgd.gradients.losses import takes_key
 from dpsgd.gradients.rows import RowLoss

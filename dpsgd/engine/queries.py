@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpsgd.core.algorithm import Algorithm, nothing_frozen
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
-from dpsgd.engine.algorithm import dpsgd
+from dpsgd.engine.algorithm import Algorithm, dpsgd
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import columns_of, train_blocks
 from dpsgd.engine.placement import Placement, hosted, on_one_device
@@ -170,7 +169,7 @@ def sums_run(
         # "state" has no path to the loss, and is what the update folds.
         folds = optax.GradientTransformation(_nothing, _Fold(refinement))
         algorithm = dpsgd(_Product(refinement), folds)
-        algorithm = algorithm._replace(frozen=nothing_frozen)
+        algorithm = algorithm._replace(freezes=False)
         leaves = {"state": start, "sum": jnp.zeros(vector.shape, jnp.float32)}
         return SumsRun(algorithm, mechanism, algorithm.init(leaves, mechanism), rows, placement)
 

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from dpsgd.core.algorithm import Algorithm, Context, View
+from dpsgd.core.algorithm import Context, View
 from dpsgd.core.marks import mark_value
 from dpsgd.core.state import Diagnostics, Scales, TrainState, split_leaves
+from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.closures import require_closed
 from dpsgd.engine.placement import AXIS, Placement
 from dpsgd.engine.programs import Program, program, shapes_of_rows

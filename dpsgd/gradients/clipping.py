@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,15 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from dpsgd.core.state import Diagnostics, join_leaves, split_leaves
+from dpsgd.core.state import Diagnostics, Scales, join_leaves, split_leaves
 from dpsgd.gradients import ghost, memory
 from dpsgd.gradients.losses import LossFn, loss_rows, row_loss, takes_key
+from dpsgd.gradients.norms import ClipFactor
 from dpsgd.gradients.rules import FLAT, ClippingRule
 
 PyTree = Any
-Sums = dict[int, Array]
-"""Sum of each trained leaf, by the leaf's index."""
+_Carry = tuple[dict[int, Array], Diagnostics]
+"""Sum of each trained leaf, by the leaf's index, and diagnostics."""
 SumTree = PyTree
 """Tree of the structure and shapes of the parameters, in float32."""
 
@@ -33,8 +34,6 @@ def clipped_grad(
     l2_clip_norm: ArrayLike,
     clipping: ClippingRule = FLAT,
     microbatch_size: int | None = None,
-    devices: int = 1,
-    frozen: Collection[int] = (),
 ) -> Callable[..., tuple[SumTree, Diagnostics]]:
     r"""Builds (params, batch, weights) -> (sum of clipped gradients, diagnostics).
 
@@ -67,11 +66,6 @@ def clipped_grad(
       microbatch_size: Number of examples processed at a time, in a scan. It changes memory and
         speed, and the result only by the order of float32 additions. By default the most that fit
         in `dpsgd.gradients.memory.MICROBATCH_BYTES`, estimated from the shapes.
-      frozen: Indices of leaves that no derivative of the loss reaches: the sum has
-        `optax.MaskedNode` in their place, and a clipping rule does not see them.
-      devices: Number of devices over which the compiler shards the batch, in equal consecutive
-        ranges. A microbatch takes `microbatch_size` examples of each range, so that all devices
-        work.
 
     Returns:
       A pure function of `params` (tree of floating-point arrays), `batch` (tree of arrays with a
@@ -103,76 +97,84 @@ def clipped_grad(
             raise ValueError(f"l2_clip_norm must be positive, got {c}")
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
-    keyed, loss_fn = takes_key(loss_fn), row_loss(loss_fn)
-    return _ClippedSum(
-        loss_fn, keyed, l2_clip_norm, clipping, microbatch_size, devices, frozen
-    ).clipped_sum
-
-
-@dataclass(frozen=True, eq=False)
-class _ClippedSum:
-    """Sum of clipped gradients, with the arguments of `clipped_grad`."""
-
-    loss_fn: Callable[[PyTree, PyTree], Array]
-    """(params, row) -> scalar."""
-    keyed: bool
-    l2_clip_norm: ArrayLike
-    clipping: ClippingRule
-    microbatch_size: int | None
-    devices: int
-    frozen: Collection[int]
+    total, scales = ClippedSum(loss_fn, clipping, microbatch_size), Scales(l2_clip_norm, None, None)
 
     def clipped_sum(
-        self, params: PyTree, batch: PyTree, weights: ArrayLike, keys: PyTree = None
+        params: PyTree, batch: PyTree, weights: ArrayLike, keys: PyTree = None
     ) -> tuple[SumTree, Diagnostics]:
-        """Returns the clipped sum and the diagnostics of a batch, see `clipped_grad`.
+        return total(params, batch, weights, scales, keys)
+
+    return clipped_sum
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """Sum of a batch's clipped gradients and its diagnostics, see `clipped_grad`."""
+
+    loss_fn: LossFn
+    clipping: ClippingRule
+    microbatch_size: int | None
+
+    def __call__(
+        self,
+        params: PyTree,
+        batch: PyTree,
+        weights: ArrayLike,
+        scales: Scales,
+        keys: PyTree = None,
+        *,
+        devices: int = 1,
+        frozen: Collection[int] = (),
+    ) -> tuple[SumTree, Diagnostics]:
+        """Returns the clipped sum and the diagnostics of a batch.
 
         Args:
           params: Tree of floating-point arrays.
           batch: Tree of arrays [B, ...].
           weights: float32[B], 1 for an example, 0 for padding.
+          scales: Scales with the clip norm C.
           keys: Keys [B], for a loss with a key.
+          devices: Number of devices over which the compiler shards the batch, in equal consecutive
+            ranges. A microbatch takes `microbatch_size` examples of each range, so that all devices
+            work.
+          frozen: Indices of leaves that no derivative of the loss reaches: the sum has
+            `optax.MaskedNode` in their place, and a clipping rule does not see them.
         """
-        batch = jax.tree.map(jnp.asarray, loss_rows(batch, keys, self.keyed))
-        weights = jnp.asarray(weights)
-        _check(self.loss_fn, params, batch, weights)
-        masked = split_leaves(params, range(len(jax.tree.leaves(params))))[0]
-        zeros = {
-            k: jnp.zeros(jnp.shape(p), jnp.float32)
-            for k, p in enumerate(jax.tree.leaves(params))
-            if k not in self.frozen
-        }
+        loss_fn, weights = row_loss(self.loss_fn), jnp.asarray(weights)
+        batch = jax.tree.map(jnp.asarray, loss_rows(batch, keys, takes_key(self.loss_fn)))
+        _check(loss_fn, params, batch, weights)
+        leaves, dense = jax.tree.leaves(params), split_leaves(params, frozen)[0]
+        trained = [k for k in range(len(leaves)) if k not in frozen]
+        groups = [[trained[k] for k in group] for group in self.clipping.groups(dense)]
+
+        def add(carry: _Carry, batch: PyTree, weights: Array) -> _Carry:
+            """Adds a microbatch to the sums and diagnostics so far."""
+            losses, group_norms, add_clipped = ghost.gradients(loss_fn, params, batch, groups)
+            factors = self.clipping.factors(group_norms, scales.l2_clip_norm, weights > 0)
+            diagnostics = _diagnostics(losses, factors, weights > 0)
+            return add_clipped(carry[0], factors), jax.tree.map(operator.add, carry[1], diagnostics)
+
+        zeros = {k: jnp.zeros(jnp.shape(leaves[k]), jnp.float32) for k in trained}
         carry = zeros, Diagnostics(*(jnp.float32(0),) * 4)
-        size = weights.shape[0] // self.devices
-        per_scan = self.microbatch_size
+        size, per_scan = weights.shape[0] // devices, self.microbatch_size
         if per_scan is None:
-            example_bytes = memory.bytes_per_example(self.loss_fn, params, _first_example(batch))
+            example_bytes = memory.bytes_per_example(loss_fn, params, _first_example(batch))
             per_scan = memory.microbatch_size(size, example_bytes)
-        add = functools.partial(self._add_microbatch, params)
         if per_scan >= size:
             total, diagnostics = add(carry, batch, weights)
         else:
-            xs = _microbatches((batch, weights), per_scan, self.devices)
+            xs = _microbatches((batch, weights), per_scan, devices)
             total, diagnostics = lax.scan(lambda carry, x: (add(carry, *x), None), carry, xs)[0]
-        return join_leaves(masked, total), diagnostics
+        return join_leaves(split_leaves(params, range(len(leaves)))[0], total), diagnostics
 
-    def _add_microbatch(
-        self, params: PyTree, carry: tuple[Sums, Diagnostics], batch: PyTree, weights: Array
-    ) -> tuple[Sums, Diagnostics]:
-        total, earlier = carry
-        trained = [k for k in range(len(jax.tree.leaves(params))) if k not in self.frozen]
-        groups = self.clipping.groups(split_leaves(params, self.frozen)[0])
-        groups = [[trained[k] for k in group] for group in groups]
-        losses, group_norms, add_clipped = ghost.gradients(self.loss_fn, params, batch, groups)
-        real = weights > 0
-        factors = self.clipping.factors(group_norms, self.l2_clip_norm, real)
-        shortened = functools.reduce(operator.or_, (factor.clipped for factor in factors))
-        losses = losses.astype(jnp.float32)
-        finite = jnp.where(real & jnp.isfinite(losses), losses, 0.0)
-        counted = finite, shortened, real & ~factors[0].keep, real
-        # As one array, which is one sum to compile.
-        diagnostics = Diagnostics(*jnp.sum(jnp.stack([c.astype(jnp.float32) for c in counted]), 1))
-        return add_clipped(total, factors), jax.tree.map(operator.add, earlier, diagnostics)
+
+def _diagnostics(losses: Array, factors: Sequence[ClipFactor], real: Array) -> Diagnostics:
+    shortened = functools.reduce(operator.or_, (factor.clipped for factor in factors))
+    losses = losses.astype(jnp.float32)
+    finite = jnp.where(real & jnp.isfinite(losses), losses, 0.0)
+    counted = finite, shortened, real & ~factors[0].keep, real
+    # As one array, which is one sum to compile.
+    return Diagnostics(*jnp.sum(jnp.stack([c.astype(jnp.float32) for c in counted]), 1))
 
 
 def _microbatches(rows: tuple[PyTree, Array], per_scan: int, devices: int) -> tuple[PyTree, Array]:

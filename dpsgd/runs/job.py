@@ -15,12 +15,12 @@ import numpy as np
 from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.probe import host_copy
 from dpsgd.audit.report import AuditReport, CheckResult
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Segment
 from dpsgd.core.state import TrainState
+from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.feed import BLOCK_STEPS, Layout
 from dpsgd.engine.loop import Block, train_blocks

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpsgd.core.algorithm import Algorithm
-from dpsgd.engine.algorithm import dpsgd
+from dpsgd.engine.algorithm import Algorithm, dpsgd
 from dpsgd.engine.averages import averaged
 from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.gradients.frozen import RunLoss

@@ -14,8 +14,8 @@ import optax
 from jax import lax
 
 from dpsgd import LazyTables, Mechanism, clipped_grad, dpsgd
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.state import TrainState, defer_noise, join_leaves, split_leaves
+from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.lazy.group import find_tables
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import compiler_options

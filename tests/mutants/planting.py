@@ -29,7 +29,7 @@ SEAMS = {
     "block": ("dpsgd.engine.step:_run_block", "the steps of a block, one after the other"),
     "step": ("dpsgd.engine.step:_Step.__call__", "one step of a block: sum and update"),
     "step's sum": ("dpsgd.engine.step:_Step._sum", "the sum of a step over its passes"),
-    "clipped sum": ("dpsgd.engine.algorithm:_ClippedSum.__call__", "the clipped sum of a pass"),
+    "clipped sum": ("dpsgd.gradients.clipping:ClippedSum.__call__", "the clipped sum of a pass"),
     "update": ("dpsgd.engine.algorithm:_Update.__call__", "noise, divisor and optimizer"),
     "noise": ("dpsgd.core.gaussian:add_gaussian_noise", "the Gaussian noise of all leaves"),
     "scales": ("dpsgd.core.mechanism:Mechanism.scales", "C, sigma C and b, as a program has them"),

@@ -23,7 +23,6 @@ from dpsgd import (
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.audit.runtime.differential import step_checks
-from dpsgd.core.algorithm import nothing_frozen
 from dpsgd.core.gaussian import add_gaussian_noise
 from dpsgd.engine.feed import Layout
 from dpsgd.noise.keys import RootKey
@@ -174,7 +173,7 @@ def loss_fn(params, example):
 
 def checks_of(noise, sampler, params=PARAMS, first_step=0):
     """What the audit sees of the noise, of parameters that mostly show their noise alone."""
-    algorithm = dpsgd(loss_fn, optax.sgd(0.1))._replace(frozen=nothing_frozen)
+    algorithm = dpsgd(loss_fn, optax.sgd(0.1))._replace(freezes=False)
     mechanism = Mechanism(sampler, 1.0, 0.5, noise)
     state = algorithm.init(params, mechanism)._replace(step=jnp.int32(first_step))
     columns = np.zeros((sampler.num_examples, 40), np.float32)

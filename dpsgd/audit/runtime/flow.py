@@ -17,10 +17,10 @@ import numpy as np
 from jax.extend import core
 
 from dpsgd.audit.report import CheckResult
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.marks import mark
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Scales, TrainState, split_leaves
+from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import BlockInputs, block_program, flush_program

@@ -20,7 +20,7 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Independent
 from dpsgd.core.state import Table, TrainState, join_leaves, split_leaves
 from dpsgd.engine.lazy.gaps import LinearSgd
-from dpsgd.engine.lazy.laws import LawTables, RunLaws, StepLaws
+from dpsgd.engine.lazy.laws import LawTables, StepLaws
 from dpsgd.engine.lazy.rows import Rows, flushed_table, read, unique_rows, written
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import shapes_of_rows
@@ -63,10 +63,6 @@ class LazyTables:
                 raise TypeError(f"{name} of lazy tables must be a number, got {value!r}") from None
         rate = 0.0 if callable(self.learning_rate) else self.learning_rate
         LinearSgd((rate,), self.momentum)  # refuses what is out of range
-
-    def group(self, loss_fn: LossFn) -> LazyRows:
-        """Returns the tables of a loss."""
-        return LazyRows(self, loss_fn)
 
     def of_run(self, num_steps: int) -> LinearSgd:
         """Returns the optimizer for a run of `num_steps` steps."""
@@ -291,10 +287,6 @@ class LazyRows:
             for k, x in values.items()
         }
         return state._replace(tables=tables)
-
-    def run_laws(self, num_steps: int) -> RunLaws:
-        """Returns the laws of all gaps of a run."""
-        return RunLaws(self.tables.of_run(num_steps))
 
     def view(self, state: TrainState, view: View, context: Context) -> tuple[View, Viewed]:
         """Returns the view of a batch's caught-up rows.
