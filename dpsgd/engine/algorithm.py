@@ -189,8 +189,6 @@ def dpsgd(
       ValueError: If `microbatch_size` is below one, the signature of `loss_fn` is ambiguous about a
         key, or `tables` and `foreign_calls` are combined.
     """
-    if microbatch_size is not None and microbatch_size < 1:
-        raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
     takes_key(loss_fn)  # refuses an ambiguous signature
     try:
         hash(loss_fn)

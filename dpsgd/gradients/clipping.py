@@ -95,8 +95,6 @@ def clipped_grad(
         c = float(np.asarray(l2_clip_norm))
         if math.isnan(c) or c <= 0:
             raise ValueError(f"l2_clip_norm must be positive, got {c}")
-    if microbatch_size is not None and microbatch_size < 1:
-        raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
     total, scales = ClippedSum(loss_fn, clipping, microbatch_size), Scales(l2_clip_norm, None, None)
 
     def clipped_sum(
@@ -114,6 +112,11 @@ class ClippedSum:
     loss_fn: LossFn
     clipping: ClippingRule
     microbatch_size: int | None
+
+    def __post_init__(self) -> None:
+        takes_key(self.loss_fn)  # refuses an ambiguous signature
+        if self.microbatch_size is not None and self.microbatch_size < 1:
+            raise ValueError(f"microbatch_size must be at least 1, got {self.microbatch_size}")
 
     def __call__(
         self,
