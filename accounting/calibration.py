@@ -14,8 +14,10 @@ from accounting.roots import log_excess, point_near_root
 
 _COARSE = 0.02
 """Relative width of an epsilon far from its target, and of a delta spent by cuts."""
-_ROUGH = 0.05
-"""Relative width of rough answers, of an epsilon or an advantage."""
+_NEAR = 0.05
+"""Distance, in the noise's logarithm, of a point that is near the smallest noise."""
+_ROUGH, _CLOSE = 0.15, 0.005
+"""Relative widths of answers that lead near it, and of the one that places the first sharp one."""
 _SMALLEST_LOG_NOISE = math.log(1e-3)
 """Logarithm of about the noise multiplier that is returned if less noise would do."""
 _SLOPE = -2.0
@@ -115,9 +117,14 @@ def _simplified(profile: PrivacyProfile, delta: float) -> PrivacyProfile:
     return profile
 
 
-def _middle(bound: Bound) -> float:
-    """Returns a rough estimate: the middle, or the upper end of an interval that says little."""
-    return 0.5 * (bound.lower + bound.upper) if 2.0 * bound.lower > bound.upper else bound.upper
+def _estimate(bound: Bound) -> float:
+    """Returns about the value, or the upper end of an interval that says little.
+
+    On grids the excess of an upper end is about twice the lower end's.
+    """
+    if 2.0 * bound.lower > bound.upper:
+        return (2.0 * bound.lower + bound.upper) / 3.0
+    return bound.upper
 
 
 def _smallest_noise(
@@ -138,7 +145,7 @@ def _smallest_noise(
       goal: The target in words, and a larger one to ask for.
       scale: Function of an answer that is about proportional to a power of the noise.
     """
-    about = question._replace(tolerance=_ROUGH * max(1.0, target))
+    about, close = (question._replace(tolerance=x * max(1.0, target)) for x in (_ROUGH, _CLOSE))
     delta = question.at if question.wanted == "epsilon" else target
 
     def excess(found: float) -> float:
@@ -150,7 +157,7 @@ def _smallest_noise(
 
     def rough(log_noise: float) -> float:
         profile = _simplified(privacy(math.exp(log_noise)), delta)
-        values[log_noise] = excess(_middle(about.ask(profile)))
+        values[log_noise] = excess(_estimate(about.ask(profile)))
         return values[log_noise]
 
     def upper(log_noise: float) -> float:
@@ -161,17 +168,20 @@ def _smallest_noise(
         return excess(question.ask(privacy(math.exp(log_noise))).upper)
 
     low, high = point_near_root(
-        rough, 0.0, lambda x: _ROUGH,
+        rough, 0.0, lambda x: _NEAR,
         low=_SMALLEST_LOG_NOISE, slope=_SLOPE, either=True, farthest=_LARGEST_LOG_NOISE,
     )  # fmt: skip
     start, slope = _secant(values)
     start = min(max(start, _SMALLEST_LOG_NOISE), _LARGEST_LOG_NOISE)
-    floor = start - 2.0 * _ROUGH
+    floor = start - 2.0 * _NEAR
     if values.get(low) == math.inf:  # no secant meets a cliff
         start, floor = min(high, _LARGEST_LOG_NOISE), low
+    else:
+        moved = excess(_estimate(close.ask(privacy(math.exp(start))))) / -slope
+        start = min(start + min(max(moved, -_NEAR), _NEAR) + 0.5 * width, _LARGEST_LOG_NOISE)
     log_noise = _least(upper, start, floor, slope, width)
     if log_noise < math.inf and not exact(log_noise) <= 0.0:  # on other grids
-        log_noise = _least(exact, log_noise, log_noise - 2.0 * _ROUGH, slope, width)
+        log_noise = _least(exact, log_noise, log_noise - 2.0 * _NEAR, slope, width)
     if log_noise == math.inf:
         raise ValueError(
             f"no noise multiplier up to {math.exp(_LARGEST_LOG_NOISE):.0e} gives {goal}, or a "

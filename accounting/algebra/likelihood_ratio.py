@@ -218,7 +218,7 @@ class LikelihoodRatio(abc.ABC):
         # An atom is summed over at most all distances, twice, by a running sum or one by one.
         terms = self.q.size + other.q.size + RUNNING_SUM_ROUNDINGS + 16
         return SumGrid(
-            pairs=Pairs(self.step, symmetric=self is other),
+            pairs=Pairs(self.step, self is other, math.ceil((math.log(total) - scale) / self.step)),
             starts=(self.start, other.start + offset),
             log_scale=scale - math.log(total),
             terms=terms,

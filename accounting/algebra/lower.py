@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accounting.algebra.cells import Array
 from accounting.algebra.composition import (
@@ -101,7 +102,8 @@ class LowerRatio(LikelihoodRatio):
         )
         q, p, s, t = (mass / UNIT / UNIT for mass in sums[1:])
         points = grid_points(grid.log_scale, sums.start, q.size, self.step)
-        q, p, offset = _contracted(points, (q, t), (p / total, s / total))
+        high = sums.start + np.arange(q.size) >= grid.pairs.middle
+        q, p, offset = _contracted(points, high, (q, t), (p / total, s / total))
         return replace(
             self, start=sums.start, q=q, p=p, offset=offset, log_scale=grid.log_scale,
             drift=grid.drift, shift=grid.shift + 4.0 * grid.terms * ROUNDING,
@@ -191,16 +193,16 @@ class LowerRatio(LikelihoodRatio):
 
 
 def _contracted(
-    grid: Array, below: tuple[Array, Array], above: tuple[Array, Array]
+    grid: Array, high: NDArray[np.bool_], below: tuple[Array, Array], above: tuple[Array, Array]
 ) -> tuple[Array, Array, Array]:
     """Returns q, p and offsets of cells that are contracted to their conditional means.
 
     Args:
       grid: g, log X of the cells' grid points: float64[cells].
-      below: q and t = p e^{-g}, each right where g < 0: float64[cells].
-      above: p and s = q e^g, each right where g >= 0: float64[cells].
+      high: True from about g = 0 on: bool[cells].
+      below: q and t = p e^{-g}, each right in the cells before: float64[cells].
+      above: p and s = q e^g, each right in these: float64[cells].
     """
-    high = grid >= 0.0
     mass, partner = np.where(high, above[0], below[0]), np.where(high, above[1], below[1])
     usable = (mass > FLUSH) & (partner > FLUSH) & (partner < math.inf)
     offset = np.log(np.where(usable, mass, 1.0)) - np.log(np.where(usable, partner, 1.0))

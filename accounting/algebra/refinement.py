@@ -197,7 +197,7 @@ def _next_resolution(
     if by_delta:
         # There are two resolutions to a factor of 2, so that questions at many points share
         # grids; one that is a little too coarse would cost as much again.
-        wished = -math.log2(max(0.04, math.sqrt(0.3 / excess)))
+        wished = -math.log2(max(0.02, math.sqrt(0.25 / excess)))
         allowed = math.log2(resolution / max(finest, 1e-300))
         halves = max(1, min(math.ceil(2.0 * wished), math.floor(2.0 * allowed)))
         return resolution * 2.0 ** (-0.5 * halves)

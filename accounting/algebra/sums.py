@@ -45,21 +45,31 @@ class Atoms(NamedTuple):
 
 
 class _Near(NamedTuple):
-    """Distances d = i - j of pairs whose sum lies well above the larger atom, in runs of one level.
+    """Distances d = i - j of pairs whose sum lies well above the larger atom.
 
     The sum of atoms i and j has the index i + height, height = log1p(e^{-d h}) / h.
     """
 
-    distances: NDArray[np.int64]
-    """d, ascending: int64[distances]."""
+    begin: int
+    """First distance."""
+    level: NDArray[np.int64]
+    """Grid point below the sum, or nearest it, less i: int64[distances], falling by 0 or 1."""
     above: Array
     """Distance of the sum from the grid point i + level, in log X: float64[distances]."""
     weights: Array
     """Multiplicities of the pairs: float64[distances]."""
-    runs: list[tuple[int, int, int, int, int]]
-    """(first place, last place + 1, level, first i, last i + 1) of each run of one level."""
     beyond: int
     """First distance that is not near."""
+
+    def cuts(self) -> list[int]:
+        """Returns where distances of one level begin, ascending, and where the last ends."""
+        inner = np.flatnonzero(np.diff(self.level)) + 1
+        return [0, *inner.tolist(), self.level.size] if self.level.size else []
+
+    def larger_atoms(self, x: Atoms, y: Atoms, i: int, j: int) -> tuple[int, int]:
+        """Returns the ends of the range of x's atoms that have a pair at places i to j."""
+        begin = y.start + self.begin
+        return max(x.start, begin + i), min(x.stop, y.stop - y.start + begin + j - 1)
 
 
 @dataclass(frozen=True)
@@ -69,10 +79,12 @@ class Pairs:
     Attributes:
       step: Distance of grid points in log X.
       symmetric: Both laws are one: pairs d >= 1 count twice, and once suffices to visit them.
+      middle: First grid point of the sums that stands for X >= 1.
     """
 
     step: float
     symmetric: bool
+    middle: int = 0
 
     def upper(self, x: Atoms, y: Atoms) -> tuple[int, Array, Array]:
         """Splits the sums of all pairs between grid points.
@@ -86,7 +98,10 @@ class Pairs:
         return out.start, out.q, out.p
 
     def lower(self, x: Atoms, y: Atoms) -> Atoms:
-        """Gathers all pairs at the grid point nearest their sum."""
+        """Gathers all pairs at the grid point nearest their sum.
+
+        Atoms below `middle` have q and t, the others p and s.
+        """
         out = self._window(x, y)
         self._add_lower(out, x, y, 0)
         if not self.symmetric:
@@ -117,38 +132,24 @@ class Pairs:
         distances = np.arange(begin, max(begin, min(x.stop - y.start, beyond)))
         height = np.log1p(np.exp(-distances * self.step)) / self.step
         level = np.floor(height + shift).astype(np.int64)
-        cuts = [0, *(np.flatnonzero(np.diff(level)) + 1).tolist(), level.size]
-        runs = [
-            (
-                i,
-                j,
-                int(level[i]),
-                max(x.start, y.start + begin + i),
-                min(x.stop, y.stop + begin + j - 1),
-            )
-            for i, j in itertools.pairwise(cuts)
-            if i < j
-        ]
         weights = self._weights(begin, begin + level.size)
-        return _Near(distances, (height - level) * self.step, weights, runs, max(beyond, first))
+        return _Near(begin, level, (height - level) * self.step, weights, max(beyond, first))
 
     def _add_upper(self, out: Atoms, x: Atoms, y: Atoms, first: int) -> None:
         near, grown = self._near(x, y, first, 1.0, 0.0), math.exp(self.step)
-        share = up_weight(near.above, self.step)
+        share, cuts = up_weight(near.above, self.step), near.cuts()
         weights_down, weights_up = near.weights * (1.0 - share), near.weights * share
-        for i, j, level, low, high in near.runs:
-            begin = y.start + int(near.distances[i])
-            down = _shifted_sums(y.q, weights_down[i:j], begin, low, high)
-            up = _shifted_sums(y.q, weights_up[i:j], begin, low, high)
+        # A grid point has pairs of its own level and, at larger distances, of the level below.
+        for i, j, k in zip([0, *cuts], cuts, [*cuts[1:], *cuts[-1:]], strict=False):
+            low, high = near.larger_atoms(x, y, i, k)
+            weights = np.concatenate([weights_down[i:j], weights_up[j:k]])
+            sums = _shifted_sums(y.q, weights, y.start + near.begin + i, low, high)
+            level = int(near.level[i]) + (i == j)
             x_slice, first_index = slice(low - x.start, high - x.start), low + level - out.start
-            lower_points = slice(first_index, first_index + high - low)
-            upper_points = slice(first_index + 1, first_index + high - low + 1)
-            out.q[lower_points] += x.q[x_slice] * down
-            out.q[upper_points] += x.q[x_slice] * up
+            out_slice = slice(first_index, first_index + high - low)
+            out.q[out_slice] += x.q[x_slice] * sums
             # A grid point's value is that of x's atom, times e^{level step}.
-            p = x.p[x_slice] * math.exp(level * self.step)
-            out.p[lower_points] += p * down
-            out.p[upper_points] += (grown * p) * up
+            out.p[out_slice] += (math.exp(level * self.step) * x.p[x_slice]) * sums
         low = max(x.start, y.start + near.beyond)
         if low < x.stop:
             # Here the sum lies below the next grid point, at a split e^{-d step}/(e^step - 1).
@@ -168,9 +169,11 @@ class Pairs:
 
     def _add_lower(self, out: Atoms, x: Atoms, y: Atoms, first: int) -> None:
         near = self._near(x, y, first, 0.5, 0.5)
-        smaller = near.weights * np.exp(-near.distances * self.step)
-        for i, j, level, low, high in near.runs:
-            begin = y.start + int(near.distances[i])
+        distances = near.begin + np.arange(near.level.size)
+        smaller = near.weights * np.exp(-distances * self.step)
+        for i, j in itertools.pairwise(near.cuts()):
+            (low, high), level = near.larger_atoms(x, y, i, j), int(near.level[i])
+            begin = y.start + near.begin + i
             sum_q = _shifted_sums(y.q, near.weights[i:j], begin, low, high)
             sum_t = _shifted_sums(y.t, smaller[i:j], begin, low, high)
             first_index = low + level - out.start
@@ -186,8 +189,8 @@ class Pairs:
             out_slice = slice(low - out.start, x.stop - out.start)
             self._gather(out, out_slice, x, slice(low - x.start, None), sum_q, sum_t, 1.0)
 
-    @staticmethod
     def _gather(
+        self,
         out: Atoms,
         out_slice: slice,
         x: Atoms,
@@ -201,10 +204,14 @@ class Pairs:
         `x_slice` has the atoms i, and `out_slice` those that they are added to. For each i,
         `sum_q` has its partners' masses q_j, and `sum_t` e^{g_j - g_i} t_j.
         """
-        out.q[out_slice] += x.q[x_slice] * sum_q
-        out.s[out_slice] += up * x.s[x_slice] * sum_q
-        out.p[out_slice] += x.p[x_slice] * sum_q + x.s[x_slice] * sum_t
-        out.t[out_slice] += (x.t[x_slice] * sum_q + x.q[x_slice] * sum_t) / up
+        split = min(max(self.middle - out.start - out_slice.start, 0), sum_q.size)
+        below, above = slice(split), slice(split, None)
+        q, t, partners = x.q[x_slice][below], x.t[x_slice][below], sum_q[below]
+        out.q[out_slice][below] += q * partners
+        out.t[out_slice][below] += (t * partners + q * sum_t[below]) / up
+        p, s, partners = x.p[x_slice][above], x.s[x_slice][above], sum_q[above]
+        out.p[out_slice][above] += p * partners + s * sum_t[above]
+        out.s[out_slice][above] += up * (s * partners)
 
     def _far(self, x: Atoms, y: Atoms, low: int, distance: int) -> tuple[NDArray[np.int64], Array]:
         """Returns, for x's atoms i >= `low`, y's last j <= i - `distance`, and e^{(j - i) step}."""
