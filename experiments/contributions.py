@@ -16,10 +16,10 @@ from accounting.attack import implied_advantage
 from dpsgd.core.guarantee import ADJACENCY, attack_in_words
 from experiments.papers.contribution import bias_bounds, sum_error, sum_sweet_spot
 from experiments.tasks.clicks.encoding import EMPTY, texts
-from experiments.tasks.clicks.files import open_rows
-from experiments.tasks.clicks.kinds import Number
-from experiments.tasks.clicks.streams import DataError
+from experiments.tasks.files import open_rows
+from experiments.tasks.kinds import Number
 from experiments.tasks.splits import ColumnError
+from experiments.tasks.streams import DataError
 
 STAMP = "NOT PRIVATE: computed from the data exactly, for your eyes alone; do not publish"
 

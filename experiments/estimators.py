@@ -33,10 +33,10 @@ from dpsgd.runs.run import Run
 from dpsgd.runs.spec import PARTS, RunSpec
 from experiments.tasks.clicks.encoding import as_arrow
 from experiments.tasks.clicks.formats import BUCKETS, table_schema
-from experiments.tasks.clicks.kinds import User
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.task import ClickModels
+from experiments.tasks.kinds import User
 from experiments.tasks.splits import ColumnError
 from samplers import cap_contributions
 from samplers.settings import SETTINGS

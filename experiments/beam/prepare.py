@@ -22,9 +22,9 @@ import numpy as np
 
 from experiments.tasks.clicks.encoding import EMPTY, Format
 from experiments.tasks.clicks.store import Store, StoreError, columns_of, map_column
-from experiments.tasks.clicks.streams import RANGE_BYTES, DataError, Span, paths_of, spans_of
 from experiments.tasks.clicks.writer import WORK, StoreWriter, numbered, one_line_errors
 from experiments.tasks.splits import Columns, blocks_of
+from experiments.tasks.streams import RANGE_BYTES, DataError, Span, paths_of, spans_of
 
 NAMED = 10
 """Largest number of faults in an error message."""

@@ -25,8 +25,7 @@ from accounting import (
 )
 from accounting.profiles import bins_grids, shuffle
 from accounting.profiles.truncation import Cap, truncated_bins
-from experiments.benchmarks.case import Figure, figure, figure_at
-from experiments.benchmarks.timing import Spent, peak_bytes
+from experiments.benchmarks.case import Figure, Spent, figure, figure_at, peak_bytes
 
 DELTA = 2.7e-8
 ADVANTAGE = 0.1

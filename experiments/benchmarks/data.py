@@ -22,8 +22,7 @@ import pyarrow.parquet
 import samplers
 from dpsgd.engine.batch_files import Draw, draw_here, write_manifest
 from dpsgd.engine.blocks import in_background, plan_blocks
-from experiments.benchmarks.case import Figure, figure, figure_at, require
-from experiments.benchmarks.timing import Spent, alone
+from experiments.benchmarks.case import Figure, Spent, alone, figure, figure_at, require
 from experiments.tasks.clicks.formats import table_format, table_schema
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic

@@ -33,10 +33,9 @@ from dpsgd.runs.job import Job
 from dpsgd.runs.mechanism import resolved
 from dpsgd.runs.resolve import resolve
 from dpsgd.runs.task import rows_of
-from experiments.benchmarks.case import Figure, figure_at
+from experiments.benchmarks.case import Figure, Spent, figure_at, turns
 from experiments.benchmarks.data import FULL
 from experiments.benchmarks.programs import clock, num_params
-from experiments.benchmarks.timing import Spent, turns
 from experiments.cli.commands.audit import coupled
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig

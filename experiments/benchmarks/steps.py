@@ -16,9 +16,8 @@ import numpy as np
 from dpsgd import Mechanism, dpsgd, train_blocks
 from dpsgd.core.gaussian import add_gaussian_noise
 from dpsgd.noise.keys import RootKey
-from experiments.benchmarks.case import Figure, figure, figure_at
+from experiments.benchmarks.case import Figure, alone, figure, figure_at, in_turns
 from experiments.benchmarks.programs import ADAM, RESIDENT_ROWS, Program, Steps, clicks, clock
-from experiments.benchmarks.timing import alone, in_turns
 from samplers import BallsAndBins
 
 PyTree = Any

@@ -80,8 +80,7 @@ def draw(name: str, out: Path, options: Options, console: Console) -> list[str |
       console: Console for progress and text.
     """
     from experiments.figures.drawing import draw_layout, save
-    from experiments.results.computed import computed
-    from experiments.results.points import pivot
+    from experiments.results.points import computed, pivot
 
     module = figure_of(name)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -30,8 +30,7 @@ from experiments.papers.amplification import (
     laplace_noise_scale,
     mean_squared_error,
 )
-from experiments.results.computed import Job
-from experiments.results.points import Cells
+from experiments.results.points import Cells, Job
 
 SAMPLING_PROBS, RATIOS, EPSILONS = (0.3, 0.1, 0.01, 0.001), (0.1, 1.0, 10.0, 100.0), (1, 0.1, 0.01)
 """Values of p, of c, and of the epsilon of one mean, each with a colour."""

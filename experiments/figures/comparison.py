@@ -1,10 +1,12 @@
-"""Bounds of samplers' privacy costs as points of curves."""
+"""Bounds of samplers' privacy costs as points of curves, and the sweep that trains the samplers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -13,12 +15,14 @@ from matplotlib.figure import Figure
 from accounting import Bound, PrivacyProfile, calibrate, epsilon
 from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.runs.mechanism import LowerEnd
+from dpsgd.runs.recommendation import RecommendationRequest
 from dpsgd.runs.records import build
+from dpsgd.runs.task import settled
 from experiments.cli.tasks import load_kind
 from experiments.figures.drawing import Layout, draw_layout
-from experiments.papers.monte_carlo import MonteCarloProfile
 from experiments.processes import each
 from experiments.results.points import collect, ends
+from experiments.tasks.clicks.task import Clicks
 from samplers import BatchSampler, Population
 from samplers.settings import settings_of
 
@@ -71,19 +75,6 @@ def all_samplers(
     return samplers
 
 
-def monte_carlo(bins: int, num_samples: int) -> Profiles:
-    """Returns a Monte Carlo estimator of one balls-and-bins epoch.
-
-    Its bounds hold with high confidence and are not proved. It samples the other bins, because
-    bounds from sampled losses are infinite for delta below the inverse number of samples.
-
-    Args:
-      bins: Number of bins, one per step.
-      num_samples: Number of Monte Carlo samples.
-    """
-    return partial(MonteCarloProfile, bins=bins, num_samples=num_samples, sampled="other bins")
-
-
 def epsilons(
     profiles: Mapping[str, Profiles], delta: float, noise_multiplier: float
 ) -> list[dict[str, Any]]:
@@ -128,23 +119,13 @@ def noise_multipliers(
 
 def _insufficient_noise(profile: Profiles, delta: float, target_epsilon: float) -> float:
     """Returns about the largest noise multiplier proved to miss an epsilon; 0 if none is."""
-    start = calibrate(_LowerEnds(profile), epsilon=target_epsilon, delta=delta)
+    start = calibrate(lambda noise: LowerEnd(profile(noise)), epsilon=target_epsilon, delta=delta)
     noise_multiplier, step = start, _LEAST_STEP
     while noise_multiplier > _LEAST_NOISE * start:
         if profile(noise_multiplier).epsilon(delta).lower > target_epsilon:
             return noise_multiplier
         noise_multiplier, step = noise_multiplier * (1.0 - step), min(2.0 * step, 0.5)
     return 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _LowerEnds:
-    """Function from noise to the lower ends of a profile, which other processes can read."""
-
-    profile: Profiles
-
-    def __call__(self, noise_multiplier: float) -> Any:
-        return LowerEnd(self.profile(noise_multiplier))
 
 
 def curves(
@@ -207,3 +188,80 @@ def draw(points: pl.DataFrame, title: str, *, equal_privacy: bool = False) -> Fi
     if equal_privacy:
         layout = dataclasses.replace(layout, axes={"": EQUAL_PRIVACY})
     return draw_layout(points.with_columns(panel=pl.lit(title)), layout)
+
+
+WIDE = 1.01
+"""Ratio of the ends of a noise interval above which both ends are trained."""
+
+
+def sampler_entries(samplers: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns samplers as entries of a sweep file, see `comparison.all_samplers`.
+
+    >>> from experiments.figures.comparison import all_samplers
+    >>> sampler_entries(all_samplers(100, 10, 1, ["shuffle", "poisson"]))
+    [{'name': 'shuffle'}, {'name': 'poisson', 'overflow': 'accumulate'}]
+    """
+    return [
+        {"name": name, **({"overflow": value} if value == "accumulate" else {})}
+        for name, sampler in samplers.items()
+        for value in [getattr(sampler, "overflow", None)]
+    ]
+
+
+def sweep_file(
+    store: Path, points: pl.DataFrame, grid: Mapping[str, Any], delta: float, repetitions: int
+) -> bytes:
+    """Returns the file of the sweep, as TOML.
+
+    All runs have one model, learning rate and clipping norm: those that `dpsgd train` chooses for
+    the number of rows and the largest epsilon, or epsilon 1 at given noise. At equal privacy,
+    samplers whose noise is known between two bounds are trained at both.
+
+    Args:
+      store: Store of clicks to train on.
+      points: Bounds by `comparison.curves`.
+      grid: Axes of the grid, with "sampler" and the axis of the comparison first.
+      delta: Delta of the guarantees.
+      repetitions: Number of runs at each point.
+    """
+    axis, xs = next(iter(grid.items()))
+    equal_privacy = axis == "target_epsilon"
+    request = RecommendationRequest(
+        Clicks(store).num_examples,
+        delta,
+        target_epsilon=max(xs) if equal_privacy else 1.0,
+        batch_size=grid["batch_size"],
+        epochs=grid["epochs"],
+    )
+    task, _ = settled(Clicks(store), request)
+    settings = task.recommend(request)
+    title = f"Samplers at equal {'privacy' if equal_privacy else 'noise'}"
+    rates = {"learning_rate": settings.learning_rate, "l2_clip_norm": settings.l2_clip_norm}
+    grids = [{"title": f"{title}, model {task.model}", "x": axis, **grid, **rates}]
+    wide = set(points.filter(pl.col("upper") > WIDE * pl.col("lower"))["curve"])
+    ambiguous = [entry for entry in grid["sampler"] if entry["name"] in wide]
+    if equal_privacy and ambiguous:
+        grids.append({**grids[0], "sampler": ambiguous, "optimistic": True})
+    lines = [
+        f"# Written by `dpsgd compare --train {store}`.",
+        *_lines({"title": title, "repetitions": repetitions}),
+        "\n[task]",
+        *_lines({"name": "clicks", "model": task.model}),
+        "\n[run]",
+        *_lines({"target_delta": delta}),
+    ]
+    for table in grids:
+        lines += ["\n[[grid]]", *_lines(table)]
+    return "\n".join([*lines, ""]).encode()
+
+
+def _lines(table: Mapping[str, Any]) -> Iterable[str]:
+    return (f"{name} = {_toml(value)}" for name, value in table.items())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(_lines(value))} }}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value)

@@ -18,8 +18,7 @@ from dpsgd.core.guarantee import ADJACENCY
 from experiments.figures import Options
 from experiments.figures.drawing import Layout
 from experiments.papers.contribution import sum_error, sum_error_bound, sum_sweet_spot
-from experiments.results.computed import Job
-from experiments.results.points import Cells, text
+from experiments.results.points import Cells, Job, text
 from experiments.tasks.ratings import ratings
 
 EPSILONS = (0.02, 0.1, 0.5)

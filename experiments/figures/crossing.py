@@ -20,8 +20,7 @@ from experiments.figures import Options
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import Layout
 from experiments.papers.order import compare, crossing
-from experiments.results.computed import Job
-from experiments.results.points import ends
+from experiments.results.points import Job, ends
 
 FLOOR = 1e-10
 """Least delta at which signs beyond the crossing are certified."""

@@ -18,8 +18,7 @@ from experiments.figures import Options, comparison
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import Layout
 from experiments.papers.monte_carlo import MonteCarloProfile, geometric_ranks
-from experiments.results.computed import Job
-from experiments.results.points import ends
+from experiments.results.points import Job, ends
 
 DP_ACCOUNTING = "poisson, dp_accounting"
 ESTIMATORS: Mapping[str, Mapping[str, Any]] = {

@@ -25,8 +25,7 @@ from dpsgd import Mechanism, dpsgd, train
 from experiments.figures import Options
 from experiments.figures.drawing import Layout
 from experiments.papers.episodic import PublishedTheorem3
-from experiments.results.computed import Job
-from experiments.results.points import ends
+from experiments.results.points import Job, ends
 from experiments.tasks.images.task import Images
 from experiments.tasks.splits import blocks_of
 from samplers import Multistage

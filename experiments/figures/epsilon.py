@@ -8,12 +8,14 @@ beside it. The paper's own figure 2 is `delta`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from accounting.profile import format_delta
 from experiments.figures import Options, comparison
 from experiments.figures.comparison import TERMS
-from experiments.results.computed import Job
+from experiments.papers.monte_carlo import MonteCarloProfile
+from experiments.results.points import Job
 
 STEPS = {
     ("Criteo Display Ads", 1024): 35_938,
@@ -24,8 +26,11 @@ STEPS = {
 """Steps of one epoch, by data set and batch size."""
 
 NOISE_MULTIPLIERS = tuple(round(0.1 + 0.05 * i, 2) for i in range(9))
-NUM_SAMPLES = 20_000
-"""Samples of a Monte Carlo bound; its upper end holds with probability 0.999."""
+ESTIMATOR: dict[str, Any] = {"num_samples": 20_000, "sampled": "other bins"}
+"""Options of a Monte Carlo bound, whose upper end holds with probability 0.999.
+
+Bounds from sampled losses are infinite for delta below the inverse number of samples.
+"""
 NOTES = (f"epsilon over the noise multiplier ({TERMS})",)
 LAYOUT = comparison.LAYOUT
 
@@ -44,7 +49,7 @@ def compute(job: Job) -> list[dict[str, Any]]:
     samplers = comparison.all_samplers(num_examples, job["batch_size"], epochs=1)
     profiles = {
         **{name: sampler.privacy for name, sampler in samplers.items()},
-        comparison.MONTE_CARLO: comparison.monte_carlo(job["steps"], NUM_SAMPLES),
+        comparison.MONTE_CARLO: partial(MonteCarloProfile, bins=job["steps"], **ESTIMATOR),
     }
     panel = f"{job['panel']}, δ = {format_delta(1 / num_examples)}"
     points = comparison.epsilons(profiles, 1 / num_examples, job["sigma"])

@@ -13,7 +13,7 @@ from typing import Any
 from experiments.figures import Options
 from experiments.figures.delta import AXES, NOTES, compute, panel_of
 from experiments.figures.drawing import Layout
-from experiments.results.computed import Job
+from experiments.results.points import Job
 
 __all__ = ["LAYOUT", "NOTES", "compute", "jobs"]
 

@@ -23,8 +23,7 @@ from experiments.figures import Options
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import blank, panels
 from experiments.papers.order import compare
-from experiments.results.computed import Job
-from experiments.results.points import Cells, ends
+from experiments.results.points import Cells, Job, ends
 
 NUM_EXAMPLES = {"Criteo Display Ads": 36_800_512, "Criteo Sponsored Search": 12_800_000}
 BATCH_SIZES = tuple(2**k for k in range(10, 17))

@@ -25,14 +25,14 @@ from experiments.figures import Options
 from experiments.figures.contributions import TERMS
 from experiments.figures.drawing import Layout
 from experiments.papers.contribution import excess_bounds, privacy_excess
-from experiments.results.computed import Job
-from experiments.results.points import Cells, pivot
+from experiments.results.points import Cells, Job, pivot
 from experiments.tasks.ratings import ratings
-from experiments.tasks.ratings.linear import CLASS, LinearRatings
 from experiments.tasks.ratings.study import (
+    CLASS,
     QUANTILE,
     QUANTILE_EPSILON,
     FactorizedRatings,
+    LinearRatings,
     Study,
     split,
 )

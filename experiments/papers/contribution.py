@@ -1,7 +1,9 @@
-"""Choice of the cap tau on each user's contribution: bias against noise.
+"""Choice of the cap tau on each user's contribution: bias against noise, and exact private draws.
 
-A low cap costs bias, a high cap costs noise. See docs/explanation/units-and-users.md, and Amin,
-Kulesza, Munoz Medina, Vassilvitskii, "Bounding User Contributions", ICML 2019.
+A low cap costs bias, a high cap costs noise. The exponential mechanism is drawn exactly: no
+floating point, no logarithm. See docs/explanation/units-and-users.md and
+docs/explanation/learning-from-a-finite-class.md, and Amin, Kulesza, Munoz Medina, Vassilvitskii,
+"Bounding User Contributions", ICML 2019.
 """
 
 from __future__ import annotations
@@ -9,15 +11,74 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from experiments.papers.exponential_mechanism import exponential_mechanism
+from accounting.algebra.cells import Array
+from accounting.checks import check_epsilon
+from accounting.profile import Bound, PrivacyProfile, Profile, Question
 
-Array = NDArray[np.float64]
+
+def exponential_mechanism(
+    costs: Sequence[int | Fraction],
+    *,
+    epsilon: float | Fraction,
+    sensitivity: int,
+    one_sided: bool = False,
+    randbelow: Callable[[int], int] = secrets.randbelow,
+) -> int:
+    r"""Draws the index i of a candidate with pure epsilon-DP.
+
+    .. math:: P(i) \propto e^{-\lambda c_i}, \quad \lambda = \epsilon / (2 \Delta),
+        \text{ or } \epsilon / \Delta \text{ if the costs are one-sided}
+
+    with c = `costs` and Delta = `sensitivity`. Each cost differs by at most Delta between
+    neighbouring data sets. Costs are one-sided if one of the two data sets has all costs at least
+    as large as the other: each unit adds a cost in [0, Delta], and its neighbour adds 0. The
+    distribution is exact: a uniform candidate is accepted by a Bernoulli of rational exponent.
+
+    Source: McSherry, Talwar, "Mechanism Design via Differential Privacy", FOCS 2007; Canonne,
+    Kamath, Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020, Algorithm 1
+    (the exact Bernoulli).
+
+    Args:
+      costs: Cost c_i of each candidate; the candidates are public.
+      epsilon: Privacy cost of this release, > 0.
+      sensitivity: Largest difference Delta >= 1 of a cost between neighbours.
+      one_sided: Whether costs are one-sided.
+      randbelow: Uniform integers below its argument, from a secret source.
+
+    Raises:
+      ValueError: If there are no candidates, or `epsilon` or `sensitivity` is out of range.
+    """
+    if not costs:
+        raise ValueError("the exponential mechanism needs at least one candidate")
+    if not 0.0 < epsilon < math.inf:
+        raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
+    if sensitivity < 1:
+        raise ValueError(f"sensitivity must be at least 1, got {sensitivity}")
+    rate, least = Fraction(epsilon) / (sensitivity * (1 if one_sided else 2)), min(costs)
+    while True:
+        candidate = randbelow(len(costs))
+        if _bernoulli_exp(rate * (costs[candidate] - least), randbelow):
+            return candidate
+
+
+def _bernoulli_exp(exponent: Fraction, randbelow: Callable[[int], int]) -> bool:
+    """Returns True with probability exp(-`exponent`), exactly; `exponent` >= 0."""
+    while exponent > 1:
+        if not _bernoulli_exp(Fraction(1), randbelow):
+            return False
+        exponent -= 1
+    # P(stop at the k-th) makes an alternating series: odd stops have probability e^-x in all.
+    k = 1
+    while randbelow(exponent.denominator * k) < exponent.numerator:
+        k += 1
+    return k % 2 == 1
 
 
 def _check_contributions(contributions: ArrayLike) -> Array:
@@ -293,3 +354,47 @@ def private_quantile(
     distances = [abs(rank - target) for rank in ranks.tolist()]
     index = exponential_mechanism(distances, epsilon=epsilon, sensitivity=1, randbelow=randbelow)
     return int(candidates[index])
+
+
+@dataclass(frozen=True)
+class WithPureReleaseProfile(Profile):
+    r"""Profile of a mechanism beside a release with pure epsilon_0, in either order.
+
+    .. math:: \delta(\epsilon) \le p\, \delta'(\epsilon - \epsilon_0)
+        + (1 - p)\, \delta'(\epsilon + \epsilon_0), \quad p = 1/(1 + e^{-\epsilon_0})
+
+    with delta' of `profile`, which must hold for every released value. At a given delta, epsilon' +
+    epsilon_0 is sufficient. Proof:
+    docs/explanation/composition-with-further-releases.md.
+
+    Source: Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015.
+
+    Args:
+      profile: Profile of the mechanism alone.
+      pure_epsilon: Epsilon_0 >= 0 of the pure release.
+
+    Raises:
+      ValueError: If `pure_epsilon` is negative or not finite.
+    """
+
+    profile: PrivacyProfile
+    pure_epsilon: float
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.pure_epsilon)
+
+    def answer(self, question: Question) -> Bound:
+        """Answers by the mechanism's profile at shifted epsilons."""
+        inner = question.ask(self.profile)
+        note = inner.note or "the lower end is that of the mechanism alone" * (
+            self.pure_epsilon > 0
+        )
+        if question.wanted == "epsilon":
+            return Bound.resting_on(inner, inner.lower, inner.upper + self.pure_epsilon, note)
+        low, high = question.at - self.pure_epsilon, question.at + self.pure_epsilon
+        deltas = [self.profile.delta(abs(e), question.tolerance).upper for e in (low, high)]
+        if low < 0.0:
+            deltas[0] = 1.0 - math.exp(low) * (1.0 - deltas[0])
+        weight = 1.0 / (1.0 + math.exp(-self.pure_epsilon))
+        upper = weight * deltas[0] + (1.0 - weight) * deltas[1]
+        return Bound.resting_on(inner, inner.lower, min(1.0, upper * (1.0 + 1e-12)), note)

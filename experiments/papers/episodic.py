@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accounting.checks import check_delta
-from accounting.profile import Bound, Question
-from accounting.profiles.gaussian import GaussianProfile
+from accounting.profile import Bound
 from accounting.profiles.multistage import (
     MultistageProfile,
     outcomes,
@@ -43,8 +40,8 @@ class PublishedTheorem3:
 
     .. math:: \left(\log(1 + \gamma (e^{e} - 1)),\; \gamma\, d\right)\text{-DP.}
 
-    Why that is wrong: docs/explanation/multistage-sampling.md. Several steps are composed as
-    Poisson sampling at gamma, which has this very curve. This is no `PrivacyProfile`: nothing that
+    Why that is wrong: docs/explanation/multistage-sampling.md. Poisson sampling at gamma has this
+    very curve, by which several steps are composed. This is no `PrivacyProfile`: nothing that
     prints guarantees takes it.
 
     Source: Tombs, Kotevska, Young, "Privacy Amplification for Episodic Training Methods", CEUR
@@ -66,21 +63,11 @@ class PublishedTheorem3:
 
     def estimate_delta(self, epsilon: float) -> Estimate:
         """Returns the theorem's delta at `epsilon` >= 0."""
-        rate = outcomes(self.draws, self.sizes).succeeds
-        if self.steps == 1:
-            base = GaussianProfile(self.noise_multiplier)
-            value = rate * base.delta(math.log1p(math.expm1(epsilon) / rate)).upper
-        else:
-            value = self._poisson().delta(epsilon).upper
-        return Estimate(value, self.REASON)
+        return Estimate(self._poisson().delta(epsilon).upper, self.REASON)
 
     def estimate_epsilon(self, delta: float) -> Estimate:
         """Returns the theorem's epsilon at `delta` in (0, 1)."""
-        check_delta(delta)
-        if self.steps > 1:
-            return Estimate(self._poisson().epsilon(delta).upper, self.REASON)
-        upper = Question("epsilon", delta).upper_end(lambda e: self.estimate_delta(e).value)
-        return Estimate(upper, self.REASON)
+        return Estimate(self._poisson().epsilon(delta).upper, self.REASON)
 
     def _poisson(self) -> PoissonProfile:
         rate = outcomes(self.draws, self.sizes).succeeds

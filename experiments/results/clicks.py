@@ -22,15 +22,16 @@ from dpsgd.runs.result import FinishedRun
 from experiments.figures.drawing import MARKERS, PALETTE, blank, legend, panels
 from experiments.results.points import Cells
 from experiments.results.table import row_of
-from experiments.tasks.clicks.evaluate import Scores
-from experiments.tasks.clicks.metrics import BinaryMetrics, binary_metrics
-from experiments.tasks.clicks.reliability import (
+from experiments.tasks.clicks.metrics import (
     FEWEST,
+    BinaryMetrics,
     Group,
+    binary_metrics,
     by_category,
     by_decile,
     by_probability,
 )
+from experiments.tasks.clicks.model import Scores
 from experiments.tasks.clicks.task import ClickModels
 
 _COSTS = {
@@ -94,7 +95,7 @@ class Fit:
             raise ValueError(f"{model.path} is not a model of clicks; leave out --data")
         blocks = model.task.read(rows.data, split=rows.split)
         target = model.task.schema.target
-        if not target.levels:
+        if target.kind != "binary":
             raise ValueError(
                 f"{model.path} predicts a label without two values; use `dpsgd evaluate` for its "
                 f"{target.headline}, without --deciles, --by and --against"

@@ -48,28 +48,29 @@ def draw(views: Sequence[View], title: str = "", *, columns: int = 2) -> Figure:
       title: Title of the figure.
       columns: Largest number of panels side by side.
     """
-    columns = min(len(views), columns)
-    figure = blank(0.6 + 4.8 * columns, 4 * math.ceil(len(views) / columns))
-    _fill(figure, views, title, columns)
+    return draw_rows([(title, views)], min(len(views), columns))
+
+
+def draw_rows(groups: Sequence[tuple[str, Sequence[View]]], columns: int | None = None) -> Figure:
+    """Returns a figure of views, one below the other by title.
+
+    Args:
+      groups: Views of each title.
+      columns: Largest number of panels side by side; None for all of a title.
+    """
+    columns = columns or max(len(views) for _, views in groups)
+    heights = [math.ceil(len(views) / columns) for _, views in groups]
+    figure = blank(0.6 + 4.8 * columns, 4.1 * sum(heights))
+    subfigures: Sequence[Figure | SubFigure] = [figure]
+    if len(groups) > 1:
+        subfigures = figure.subfigures(len(groups), 1, height_ratios=heights)
+    for subfigure, height, (title, views) in zip(subfigures, heights, groups, strict=True):
+        places = subfigure.subfigures(height, columns, squeeze=False).ravel()
+        for place, view in zip(places, views, strict=False):
+            draw_view(place, view)
+        insecure = f"\n{VOID}" if any(view.insecure for view in views) else ""
+        subfigure.suptitle((title + insecure).strip())
     return figure
-
-
-def draw_rows(rows: Sequence[tuple[str, Sequence[View]]]) -> Figure:
-    """Returns a figure with one row of panels per title."""
-    num_columns = max(len(views) for _, views in rows)
-    figure = blank(0.6 + 4.8 * num_columns, 4.2 * len(rows))
-    subfigures = figure.subfigures(len(rows), 1, squeeze=False).ravel()
-    for subfigure, (title, views) in zip(subfigures, rows, strict=True):
-        _fill(subfigure, views, title, num_columns)
-    return figure
-
-
-def _fill(figure: Figure | SubFigure, views: Sequence[View], title: str, columns: int) -> None:
-    subfigures = figure.subfigures(math.ceil(len(views) / columns), columns, squeeze=False).ravel()
-    for subfigure, view in zip(subfigures, views, strict=False):
-        draw_view(subfigure, view)
-    insecure = f"\n{VOID}" if any(view.insecure for view in views) else ""
-    figure.suptitle((title + insecure).strip())
 
 
 def draw_view(figure: Figure | SubFigure, view: View) -> None:

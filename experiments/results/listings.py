@@ -8,8 +8,7 @@ from typing import Any
 
 from accounting.profile import format_delta
 from dpsgd.runs import report
-from experiments.results.metrics import Headline
-from experiments.results.points import Cells
+from experiments.results.points import Cells, Headline
 from experiments.results.table import AXES, PRIVACY, Table
 from experiments.results.views import CERTIFIED, axis, terms_of, written
 

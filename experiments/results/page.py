@@ -19,7 +19,7 @@ from experiments.cli.console import counted
 from experiments.figures.drawing import content
 from experiments.results import clicks, listings
 from experiments.results.draw import curves, draw
-from experiments.results.metrics import Better, Headline
+from experiments.results.points import Better
 from experiments.results.render import Page, render
 from experiments.results.table import Table, finished_runs
 from experiments.results.views import CERTIFIED, View
@@ -131,7 +131,7 @@ def _groups(
     groups: list[dict[str, Any]] = []
     tables = listings.by_task(table)
     for number, task_table in enumerate(tables, 1):
-        chosen = Headline.choose(task_table, headline, better)
+        chosen = task_table.headline(headline, better)
         view = View(task_table, CERTIFIED, chosen, by=("run",))
         dots = {f"{p['x']:.3g}" for p in view.points if p["x"] and p["value"] is not None}
         name = f"quality{number if len(tables) > 1 else ''}.svg" if len(dots) > 1 else ""
@@ -221,21 +221,14 @@ def _sweep_sections(
     sweeps: Mapping[Path, Summary], figures: dict[str, bytes]
 ) -> list[dict[str, Any]]:
     """Returns the content of each sweep; adds their pictures to `figures`."""
-    return [
-        {
-            "summary": summary,
-            "figure": _sweep_figure(summary, f"sweep{number}.svg", figures),
-            "command": _sweep_command(folder / engine.ASKED, summary.task, folder),
-        }
-        for number, (folder, summary) in enumerate(sweeps.items(), 1)
-    ]
-
-
-def _sweep_figure(summary: Summary, name: str, figures: dict[str, bytes]) -> str:
-    if all(len(view.points) < 2 for view in summary.views):
-        return ""
-    figures[name] = content(draw(summary.views, columns=1), "svg")
-    return name
+    sections = []
+    for number, (folder, summary) in enumerate(sweeps.items(), 1):
+        name = f"sweep{number}.svg" if any(len(v.points) > 1 for v in summary.views) else ""
+        if name:
+            figures[name] = content(draw(summary.views, columns=1), "svg")
+        command = _sweep_command(folder / engine.ASKED, summary.task, folder)
+        sections.append({"summary": summary, "figure": name, "command": command})
+    return sections
 
 
 def _sweep_command(file: Path, task: Mapping[str, Any], folder: Path, *options: str) -> str:

@@ -23,7 +23,7 @@ from dpsgd.noise.registry import noise_label
 from dpsgd.runs.records import near
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.spec import PARTS, known_options
-from experiments.results.points import CODE, SPECIFICATION
+from experiments.results.points import CODE, SPECIFICATION, Better, Headline
 from samplers.settings import SamplerSettings
 
 
@@ -183,6 +183,27 @@ class Table:
     def values(self, name: str) -> list[Any]:
         """Returns a column's distinct values without null, in order."""
         return self.frame[name].drop_nulls().unique(maintain_order=True).to_list()
+
+    def headline(self, name: str | None = None, better: Better | None = None) -> Headline:
+        """Chooses the named metric, or by default the task's own.
+
+        If the runs lack the task's metric, the default is their first.
+
+        Args:
+          name: Name of the metric.
+          better: Direction of better values; by default the task's.
+
+        Raises:
+          ValueError: If nothing is measured, or no metric of that name.
+        """
+        metrics, task_metric = self.metrics, next(iter(self.values("headline")), None)
+        if name is not None and name not in metrics:
+            raise ValueError(f"unknown metric {name!r}; choose of {', '.join(metrics) or 'none'}")
+        if not metrics:
+            raise ValueError("the task measures no metrics, so runs cannot be compared")
+        chosen = str(name or (task_metric if task_metric in metrics else metrics[0]))
+        direction = next(iter(self.values("better")), None) if chosen == task_metric else None
+        return Headline(chosen, better or (direction if direction in ("higher", "lower") else None))
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Raises ValueError if a name is not a column."""

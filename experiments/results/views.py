@@ -14,8 +14,7 @@ import scipy.stats
 from accounting import Bound
 from accounting.profile import format_delta
 from dpsgd.runs import report
-from experiments.results.metrics import Headline
-from experiments.results.points import Cells, ErrorBar, pivot, text
+from experiments.results.points import Cells, ErrorBar, Headline, pivot, text
 from experiments.results.table import AXES, PRIVACY, Axis, Table, digits
 
 VOID = "reproducible noise: no guarantee"

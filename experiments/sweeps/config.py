@@ -19,8 +19,7 @@ from dpsgd.runs.records import build
 from dpsgd.runs.spec import REGISTRIES, RunSpec, known_options
 from dpsgd.runs.support import checked_spec
 from experiments.cli.options import look_in_the_current_folder
-from experiments.results.metrics import Better
-from experiments.results.points import ErrorBar
+from experiments.results.points import Better, ErrorBar
 from experiments.results.table import WITH_NOISE
 from experiments.sweeps.grid import GRID_OPTIONS, Grid
 from samplers.registry import import_named

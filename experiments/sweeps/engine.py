@@ -31,7 +31,6 @@ from dpsgd.selection.candidates import Candidates, spec_of_trial
 from experiments.cli.tasks import find_task, needs_data
 from experiments.figures.drawing import content
 from experiments.results.draw import draw
-from experiments.results.metrics import Headline
 from experiments.results.table import RUNS, Table
 from experiments.sweeps.config import OfTask, PlannedRun, Sweep, plan
 from experiments.sweeps.summary import TABLE, Summary
@@ -279,7 +278,7 @@ def _check_metrics(sweep: Sweep, task: Mapping[str, Any], where: str) -> None:
     metrics, description = metric_names(task), task["description"]
     stated = {name: description.get(name) for name in ("headline", "better")}
     try:
-        first = Headline.choose(Table.of_rows([stated], metrics), sweep.headline, sweep.better)
+        first = Table.of_rows([stated], metrics).headline(sweep.headline, sweep.better)
     except ValueError as error:
         raise ValueError(f"{where}, headline: {error}") from None
     if tuned and first.better is None:

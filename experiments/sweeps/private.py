@@ -14,7 +14,7 @@ from dpsgd.runs.records import build
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.support import checked_spec
 from dpsgd.runs.task import Task
-from experiments.results.metrics import Better
+from experiments.results.points import Better
 from experiments.sweeps.config import OfTask, tables
 from experiments.sweeps.grid import product
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpsgd.core.cost import WARM_START
 from dpsgd.core.noise import INDEPENDENT
-from experiments.results.metrics import Better, Headline
+from experiments.results.points import Better, Headline
 from experiments.results.render import render
 from experiments.results.table import Table
 from experiments.results.views import CERTIFIED, View
@@ -75,7 +75,7 @@ class Summary:
         Raises:
           ValueError: If the file names a metric that the task lacks.
         """
-        return Headline.choose(self.table, self.sweep.headline, self.sweep.better)
+        return self.table.headline(self.sweep.headline, self.sweep.better)
 
     @cached_property
     def views(self) -> tuple[View, ...]:

@@ -1,4 +1,7 @@
-"""Columns of rows, and splits into training, validation and test rows."""
+"""Columns of rows, and splits into training, validation and test rows by a public hash.
+
+SplitMix64 (Steele, Lea and Flood, 2014) is a hash of integers that is equal everywhere.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,32 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments.tasks.splitmix import outputs
+GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """Mixes uint64 `x` in place by SplitMix64's finaliser; returns `x`.
+
+    >>> hex(mix(np.array([GOLDEN], np.uint64))[0])
+    '0xe220a8397b1dcdaf'
+    """
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_MULTIPLIERS[0])
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MULTIPLIERS[1])
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def outputs(numbers: np.ndarray) -> np.ndarray:
+    """Returns output i of the generator, seeded with 0: uint64.
+
+    >>> int(outputs(np.array([0]))[0])
+    16294208416658607535
+    """
+    return mix((np.asarray(numbers, np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))
+
 
 Columns = dict[str, np.ndarray]
 """Column name to array, all with the same number of rows."""

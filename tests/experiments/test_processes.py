@@ -20,7 +20,7 @@ def work(name):
 """
 STARTS = {
     "each": "from experiments.processes import each; [*each(work, ['0', '1', '2'], 2)]",
-    "alone": "from experiments.benchmarks.timing import alone; alone(work, '0')",
+    "alone": "from experiments.benchmarks.case import alone; alone(work, '0')",
     "a sweep": """from experiments.sweeps import workers
     worker = workers._Worker({}, set())
     Path("0").write_text(str(worker.process.pid))

@@ -11,8 +11,8 @@ from experiments import contributions as usages
 from experiments.cli.console import Console, going_on
 from experiments.cli.questions.contributions import Choose, Contributions
 from experiments.papers.contribution import private_quantile
-from experiments.tasks.ratings.linear import CLASS, GRID, LinearRatings
 from experiments.tasks.ratings.ratings import load
+from experiments.tasks.ratings.study import CLASS, GRID, LinearRatings
 
 
 def contributions(question: Contributions) -> None:

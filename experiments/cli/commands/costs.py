@@ -112,11 +112,11 @@ def compare(question: Compare) -> None:
 def _trained(question: Compare, console: Console, samplers: Any, points: Any, title: str) -> Figure:
     """Trains and prints the compared samplers; returns the figure of their metric."""
     from experiments.cli.commands.results import show_sweep
+    from experiments.figures.comparison import sampler_entries, sweep_file
     from experiments.results.draw import draw
     from experiments.results.views import CERTIFIED, View
     from experiments.sweeps import engine
     from experiments.sweeps.config import Sweep
-    from experiments.sweeps.trained_comparison import sampler_entries, sweep_file
 
     store, out = question.train, question.out
     assert store is not None, "checked"

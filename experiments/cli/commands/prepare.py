@@ -18,10 +18,10 @@ from experiments.cli.questions.prepare import (
     PrepareTfds,
 )
 from experiments.tasks.clicks import schema
-from experiments.tasks.clicks.files import listed
 from experiments.tasks.clicks.formats import DISPLAY, SEARCH, table_format, table_schema
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.files import listed
 from experiments.tasks.splits import Split
 
 
@@ -53,11 +53,11 @@ def _prepare(question: FromFiles | PrepareTfds | PrepareSynthetic, console: Cons
         console.line(f"on the test rows: {summary.test_bayes_auc:.4f}")
         return summary.rows
     if isinstance(question, PrepareTfds):
-        source = importlib.import_module("experiments.tasks.clicks.tfds")
+        source = importlib.import_module("experiments.tasks.clicks.formats")
         names = "data_dir", "label", "leave_out", "text_buckets", "hash_seed"
         arguments = {name: getattr(question, name) for name in names}
         arguments |= {"classes": question.label_values, "progress": progress}
-        source.prepare(question.name, question.store, **arguments)
+        source.prepare_tfds(question.name, question.store, **arguments)
         return None
     file_format = replace(_format(question), hash_seed=question.hash_seed)
     if question.pipeline.beam:

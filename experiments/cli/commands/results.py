@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from experiments.cli.questions import results as questions
 from experiments.figures.drawing import save
 from experiments.results import listings, views
 from experiments.results.draw import draw, draw_rows
-from experiments.results.metrics import Headline
+from experiments.results.points import Headline
 from experiments.results.table import read
 from experiments.sweeps import engine, private
 from experiments.sweeps.config import Sweep, file_of, import_parts, with_insecure_seed
@@ -158,12 +157,12 @@ def results(config: questions.Results) -> None:
             console.line(f"note: {path} is not finished, and left out")
         if config.x is None:
             for task_table in listings.by_task(table):
-                headline = Headline.choose(task_table, config.y, config.better)
+                headline = task_table.headline(config.y, config.better)
                 console.table(*listings.overview(task_table, [headline.name, *config.columns]))
                 console.line(listings.caption(task_table))
         else:
             is_setting = config.y in table.frame.columns and config.y not in table.metrics
-            chosen = Headline if is_setting else partial(Headline.choose, table)
+            chosen = Headline if is_setting else table.headline
             headline = chosen(config.y, config.better)  # type: ignore[arg-type]
             view = views.View(table, config.x, headline, by=config.by or None)
             show_view(console, view)

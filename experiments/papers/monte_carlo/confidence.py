@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -32,23 +33,20 @@ def kl_upper_bound(mean: float, num_samples: int, beta: float) -> float:
     """
     if not 0.0 <= mean <= 1.0:
         raise ValueError(f"mean must be in [0, 1], got {mean}")
-    check_count("num_samples", num_samples)
-    if not 0.0 < beta < 1.0:
-        raise ValueError(f"beta must be in (0, 1), got {beta}")
-    budget = -math.log(beta) / num_samples
+    budget = _budget(num_samples, beta)
     if mean == 0.0:
         return -math.expm1(-budget)
     if mean == 1.0:
         return 1.0
-    # Pinsker: KL >= 2 (p - q)^2, so the solution is at most q + sqrt(budget / 2).
-    low, high = mean, min(1.0, mean + math.sqrt(budget / 2))
-    while low < (middle := 0.5 * (low + high)) < high:
-        excess = middle - mean
+
+    def divergence(p: float) -> float:
+        excess = p - mean
         # log(q/p), to all digits where they are near each other and where q is almost 0.
-        ratio = math.log1p(-excess / middle) if excess < 0.5 * middle else math.log(mean / middle)
-        divergence = mean * ratio + (1 - mean) * math.log1p(excess / (1 - middle))
-        low, high = (low, middle) if divergence >= budget else (middle, high)
-    return high
+        ratio = math.log1p(-excess / p) if excess < 0.5 * p else math.log(mean / p)
+        return mean * ratio + (1 - mean) * math.log1p(excess / (1 - p))
+
+    # Pinsker: KL >= 2 (p - q)^2, so the solution is at most q + sqrt(budget / 2).
+    return _solution(divergence, budget, mean, min(1.0, mean + math.sqrt(budget / 2)))
 
 
 def bennett_upper_bound(mean: float, second_moment: float, num_samples: int, beta: float) -> float:
@@ -71,17 +69,28 @@ def bennett_upper_bound(mean: float, second_moment: float, num_samples: int, bet
         raise ValueError(
             f"0 <= mean² <= second_moment <= 1 must hold, got {mean} and {second_moment}"
         )
+
+    def exponent(p: float) -> float:
+        variance = second_moment - p * p
+        u = (p - mean) / variance if variance > 0.0 else math.inf
+        # (1 + u) log(1 + u) - u, whose terms cancel at a small u.
+        h = 0.5 * u * u * (1.0 - u / 3.0) if u < 1e-4 else (1.0 + u) * math.log1p(u) - u
+        return math.inf if u == math.inf else variance * h
+
+    return _solution(exponent, _budget(num_samples, beta), mean, math.sqrt(second_moment))
+
+
+def _budget(num_samples: int, beta: float) -> float:
     check_count("num_samples", num_samples)
     if not 0.0 < beta < 1.0:
         raise ValueError(f"beta must be in (0, 1), got {beta}")
-    budget = -math.log(beta) / num_samples
-    low, high = mean, math.sqrt(second_moment)
+    return -math.log(beta) / num_samples
+
+
+def _solution(rising: Callable[[float], float], budget: float, low: float, high: float) -> float:
+    """Returns about the least number from `low` to `high` at which a function reaches a budget."""
     while low < (middle := 0.5 * (low + high)) < high:
-        variance = second_moment - middle * middle
-        u = (middle - mean) / variance if variance > 0.0 else math.inf
-        # (1 + u) log(1 + u) - u, whose terms cancel at a small u.
-        h = 0.5 * u * u * (1.0 - u / 3.0) if u < 1e-4 else (1.0 + u) * math.log1p(u) - u
-        low, high = (low, middle) if u == math.inf or variance * h >= budget else (middle, high)
+        low, high = (low, middle) if rising(middle) >= budget else (middle, high)
     return high
 
 

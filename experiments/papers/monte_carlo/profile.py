@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accounting.checks import Noise, check_delta
+from accounting.algebra.cells import Array
+from accounting.checks import Noise, check_epsilon
 from accounting.max_events import Epoch
-from accounting.profile import EPSILON_TOLERANCE, Bound, Direction, Question
+from accounting.profile import Bound, Direction, Profile, Question
 from accounting.records import Count, check
-from experiments.papers.max_events import max_event_lower_bound
 from experiments.papers.monte_carlo.confidence import (
     TOO_FEW,
     Inequality,
@@ -29,11 +29,63 @@ from experiments.papers.monte_carlo.losses import (
 )
 from experiments.papers.monte_carlo.other_bins import other_bins_curve
 
+_ROUNDING = 1e-9
+"""Relative slack for the rounding of closed forms that are printed as proved."""
+_SMALLEST = 1e-300
+"""Stands for smaller probabilities, which may have underflowed and are subtracted."""
+
+
+def max_event_lower_bound(
+    epsilon: float, epoch: Epoch, shifts: tuple[float, float] = (1.0, 0.0)
+) -> float:
+    """Returns a lower bound on δ from events {max_t x_t >= c}.
+
+    It is proved, in closed form.
+
+    Args:
+      epsilon: ε >= 0.
+      epoch: One epoch.
+      shifts: Position of the example's coordinate under P and under Q: (1, 0) is balls-and-bins,
+        (2, 1) is shuffling (the pair that shuffled batches with gradients -1, and +1 or -1 for the
+        example, give).
+
+    Source: Chua et al., arXiv:2412.16802, Appendix B (balls-and-bins); arXiv:2403.17673
+    (shuffling).
+    """
+    check_epsilon(epsilon)
+    sigma = epoch.noise_multiplier
+
+    def best_at(ceilings: Array) -> tuple[float, float]:
+        log_p, log_q = (epoch.log_max_below(ceilings, shift) for shift in shifts)
+        p_above, q_above = -np.expm1(log_p), np.maximum(-np.expm1(log_q), _SMALLEST)
+        with np.errstate(over="ignore"):
+            remove = (1 - _ROUNDING) * p_above - np.exp(epsilon + np.log(q_above))
+            add = (1 - _ROUNDING) * np.exp(log_q) - np.exp(epsilon + log_p)
+        gains = np.maximum(remove, add)
+        best = int(np.argmax(gains))
+        return float(gains[best]), float(ceilings[best])
+
+    # Far from where a coordinate stands, counted in its deviation, no event tells P from Q.
+    reach, step = 40.0 * sigma, 0.02 * sigma
+    centres = sorted({0.0, *shifts})
+    if reach > 0.5:
+        ceilings = np.arange(-reach, centres[-1] + reach + step, step)
+    else:
+        window = np.arange(-reach, reach + step, step)
+        ceilings = np.concatenate([centre + window for centre in centres])
+    bound, ceiling = best_at(ceilings)
+    for _ in range(3):
+        ceilings = np.linspace(ceiling - step, ceiling + step, 101)
+        step /= 50
+        bound, ceiling = max((bound, ceiling), best_at(ceilings))
+    return max(bound, 0.0)
+
+
 _DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 
 
 @dataclass(frozen=True)
-class MonteCarloProfile:
+class MonteCarloProfile(Profile):
     """Profile of balls-and-bins by samples: upper ends of confidence 1 - β.
 
     By default as its authors estimate it: importance sampling (one epoch) and, given ranks, order
@@ -132,16 +184,6 @@ class MonteCarloProfile:
 
         return estimate_delta
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds δ at ε.
-
-        Args:
-          epsilon: ε >= 0.
-          tolerance: Unused, as the number of samples decides the width.
-        """
-        [(_, bound)] = self.estimates([epsilon])
-        return bound
-
     def estimates(self, epsilons: Sequence[float]) -> Iterator[tuple[float, Bound]]:
         """Yields the estimate and bounds of δ at each ε.
 
@@ -156,18 +198,15 @@ class MonteCarloProfile:
             bound = Bound(lower, min(1.0, max(lower, upper)), 1.0 - self.beta)
             yield mean, bound
 
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest ε >= 0 at δ.
-
-        Args:
-          delta: δ in (0, 1).
-          tolerance: Unused, as the number of samples decides the width.
-        """
-        question = Question("epsilon", check_delta(delta))
+    def answer(self, question: Question) -> Bound:
+        """Answers with a width that the number of samples decides."""
+        if question.wanted == "delta":
+            [(_, bound)] = self.estimates([question.at])
+            return bound
         lower = question.lower_end(self._lower, 1e-9)
-        if self._least_upper(lower) > delta:
+        if self._least_upper(lower) > question.at:
             return Bound(lower, math.inf, 1.0 - self.beta, TOO_FEW)
-        curve = self._curve(lower, 0.5 * delta)
+        curve = self._curve(lower, 0.5 * question.at)
         upper = question.upper_end(lambda e: curve(max(e, lower))[1], 1e-6)
         note = "" if upper < math.inf else TOO_FEW
         return Bound(lower, max(lower, upper), 1.0 - self.beta, note)

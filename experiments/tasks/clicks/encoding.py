@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from experiments.tasks.clicks.files import Batch, RowFile, open_rows
-from experiments.tasks.clicks.kinds import Category, Kind
 from experiments.tasks.clicks.schema import MISSING, Schema
 from experiments.tasks.clicks.store import Store, empty_columns
-from experiments.tasks.clicks.streams import DataError, Span, paths_of
 from experiments.tasks.clicks.writer import StoreWriter
+from experiments.tasks.files import Batch, RowFile, open_rows
+from experiments.tasks.kinds import Category, Kind
 from experiments.tasks.splits import RANDOM, ColumnError, Columns, Split
+from experiments.tasks.streams import DataError, Span, paths_of
 
 EMPTY = "has a header but no rows"
 """Problem of files without rows."""

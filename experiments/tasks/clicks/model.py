@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +16,98 @@ from dpsgd.engine.closures import public
 from dpsgd.engine.modules import split_module
 from dpsgd.engine.queries import Refinement
 from dpsgd.gradients.rows import with_rows
-from experiments.tasks.clicks.interactions import INTERACTIONS
+from dpsgd.models.predictions import predictions
 from experiments.tasks.clicks.schema import Schema, folded
 from experiments.tasks.clicks.sizes import ModelConfig
+from experiments.tasks.clicks.store import Columns
+
+CROSS_LAYERS = 2
+"""Number of cross layers."""
+
+CROSS_RANK = 16
+"""Rank of a cross layer's matrix."""
+
+
+class Concatenation(nnx.Module):
+    """Features x_0: embeddings e_1 ... e_C and numbers x, side by side.
+
+    Args:
+      categories: Number C of embeddings.
+      width: Length d of an embedding.
+      numbers: Number of entries of x.
+      rngs: Random streams of the initial parameters.
+    """
+
+    def __init__(self, categories: int, width: int, numbers: int, rngs: nnx.Rngs) -> None:
+        del rngs
+        self.features = categories * width + numbers
+
+    def __call__(self, embeddings: jax.Array, numbers: jax.Array) -> jax.Array:
+        """Returns the features of one example, float32[features].
+
+        Args:
+          embeddings: Embeddings of its categories, float32[C, d].
+          numbers: Encoded numbers, float32[numbers].
+        """
+        return jnp.concatenate([embeddings.ravel(), numbers])
+
+
+class DotProducts(Concatenation):
+    """Features x_0, and the dot products of all pairs of vectors.
+
+    The vectors are e_1 ... e_C and, if there are numbers, e_{C+1} = P x + p. The products e_i e_j,
+    i < j, are in the order of (1, 2), (1, 3), ...
+
+    Source: Naumov et al., "Deep Learning Recommendation Model for Personalization and
+    Recommendation Systems" (DLRM), 2019, arXiv:1906.00091.
+    """
+
+    def __init__(self, categories: int, width: int, numbers: int, rngs: nnx.Rngs) -> None:
+        super().__init__(categories, width, numbers, rngs)
+        self.projection = nnx.Linear(numbers, width, rngs=rngs) if numbers else None
+        vectors = categories + (numbers > 0)
+        self.features += vectors * (vectors - 1) // 2
+
+    def __call__(self, embeddings: jax.Array, numbers: jax.Array) -> jax.Array:
+        """Returns the features of one example, see `Concatenation`."""
+        vectors = embeddings
+        if self.projection is not None:
+            vectors = jnp.concatenate([embeddings, self.projection(numbers)[None]])
+        first, second = public(np.triu_indices(len(vectors), 1))
+        products = (vectors @ vectors.T)[first, second]
+        return jnp.concatenate([super().__call__(embeddings, numbers), products])
+
+
+class CrossLayers(Concatenation):
+    """Features x_L of L low-rank cross layers.
+
+    x_{l+1} = x_0 * (U_l V_l x_l + b_l) + x_l, with * entry by entry and V_l of `CROSS_RANK` rows.
+    U_l and b_l are 0 initially, so that the layers begin as the identity.
+
+    Source: Wang et al., "DCN V2: Improved Deep & Cross Network", WWW 2021, arXiv:2008.13535.
+    """
+
+    def __init__(self, categories: int, width: int, numbers: int, rngs: nnx.Rngs) -> None:
+        super().__init__(categories, width, numbers, rngs)
+        zeros, layers = nnx.initializers.zeros, range(CROSS_LAYERS)
+        self.down = nnx.List(
+            nnx.Linear(self.features, CROSS_RANK, use_bias=False, rngs=rngs) for _ in layers
+        )
+        self.up = nnx.List(
+            nnx.Linear(CROSS_RANK, self.features, kernel_init=zeros, rngs=rngs) for _ in layers
+        )
+
+    def __call__(self, embeddings: jax.Array, numbers: jax.Array) -> jax.Array:
+        """Returns the features of one example, see `Concatenation`."""
+        x = start = super().__call__(embeddings, numbers)
+        for down, up in zip(self.down, self.up, strict=True):
+            x = start * up(down(x)) + x
+        return x
+
+
+INTERACTIONS = {"none": Concatenation, "dot": DotProducts, "cross": CrossLayers}
+"""Modules by `ModelConfig.interaction`."""
+
 
 PyTree = Any
 
@@ -227,3 +316,52 @@ def _rescaled(vectors: int, params: PyTree, scale: Any, shift: Any) -> PyTree:
         return scale * x + (shift if name == "bias" else 0.0)
 
     return jax.tree_util.tree_map_with_path(leaf, params)
+
+
+class Scores(NamedTuple):
+    """Logits of a model for labelled rows."""
+
+    logits: np.ndarray
+    """float32[rows], or float32[rows, outputs]."""
+    labels: np.ndarray
+    """Labels in the store's dtype, [rows]."""
+    ids: np.ndarray
+    """Hashed values of one categorical column, int32[rows]; or empty."""
+
+
+def score(
+    logit_fn: Callable[[PyTree, PyTree], jax.Array],
+    params: PyTree,
+    blocks: Iterable[Columns],
+    category: int | None = None,
+) -> Scores:
+    """Computes the logits of labelled rows, block by block.
+
+    Args:
+      logit_fn: (params, example) -> logits.
+      params: Parameters of the model.
+      blocks: Columns of labelled rows.
+      category: Index of a categorical column to return, if any.
+
+    Raises:
+      ValueError: If there are no rows.
+    """
+    params, compiled = jax.device_put(params), _map_rows(logit_fn)
+    logits, labels, ids = [], [], [np.zeros(0, np.int32)]
+    for block in blocks:
+        features = {name: column for name, column in block.items() if name != "label"}
+        logits.append(predictions(compiled, params, features))
+        labels.append(np.asarray(block["label"]))
+        if category is not None:
+            ids.append(np.asarray(block["categories"][:, category]))
+    if not labels:
+        raise ValueError("there are no rows to evaluate the model on")
+    return Scores(np.concatenate(logits), np.concatenate(labels), np.concatenate(ids))
+
+
+@functools.lru_cache(maxsize=8)
+def _map_rows(
+    logit_fn: Callable[[PyTree, PyTree], jax.Array],
+) -> Callable[[PyTree, PyTree], jax.Array]:
+    """Returns (params, rows) -> logits, one function so that its program compiles once."""
+    return jax.vmap(logit_fn, in_axes=(None, 0))

@@ -24,7 +24,7 @@ import numpy as np
 
 from experiments.tasks.clicks.sizes import check_power_of_two
 from experiments.tasks.clicks.target import Target, target_of
-from experiments.tasks.splitmix import GOLDEN, mix
+from experiments.tasks.splits import GOLDEN, mix
 
 MISSING = 0
 """Id of a missing categorical value in every column; no hashed value has it."""

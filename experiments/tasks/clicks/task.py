@@ -15,16 +15,22 @@ import numpy as np
 from accounting.records import Count
 from dpsgd.runs.recommendation import RecommendationRequest, Settings
 from dpsgd.runs.records import build, checked, to_json
-from experiments.tasks.clicks.recommendation import epsilon_of, recommended
+from experiments.tasks import Models
 from experiments.tasks.clicks.schema import DISPLAY_ADS, Schema
-from experiments.tasks.clicks.sizes import PRESETS, DefaultPreset, ModelConfig, preset_for
-from experiments.tasks.models import Models
+from experiments.tasks.clicks.sizes import (
+    PRESETS,
+    DefaultPreset,
+    ModelConfig,
+    epsilon_of,
+    preset_for,
+    recommended,
+)
 from samplers import UnitData, cap_contributions
 from samplers.contribution import Contributions
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no JAX
     from dpsgd.engine.queries import Refinement
-    from experiments.tasks.clicks.evaluate import Scores
+    from experiments.tasks.clicks.model import Scores
     from experiments.tasks.clicks.store import Store
 
 PyTree = Any
@@ -137,7 +143,7 @@ class ClickModels(Models):
         Raises:
           ValueError: If there is no such categorical column.
         """
-        from experiments.tasks.clicks.evaluate import score
+        from experiments.tasks.clicks.model import score
 
         names = list(self.schema.categories)
         if by is not None and by not in names:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -21,9 +20,8 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from dpsgd.files import fsync_folder
+from dpsgd.files import fsync_folder, lock
 from dpsgd.runs.records import to_json
-from experiments.tasks.clicks.hashes import hashed
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import (
     FORMAT,
@@ -36,6 +34,7 @@ from experiments.tasks.clicks.store import (
     file_names,
     map_column,
 )
+from experiments.tasks.hashes import hashed
 from experiments.tasks.splits import (
     SPLITS,
     Columns,
@@ -254,7 +253,7 @@ def _lock_directory(path: Path) -> int:
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor, path)
         # It may have been finished, and renamed, between the opening and the locking.
         if not (path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path))):
             raise BlockingIOError

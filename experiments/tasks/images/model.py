@@ -14,9 +14,8 @@ import optax
 from flax import nnx
 
 from dpsgd import split_module
-from experiments.tasks.classes import class_metrics
-from experiments.tasks.images.metrics import few_shot_metrics
-from experiments.tasks.images.sizes import Sizes
+from experiments.tasks.classes import class_metrics, few_shot_metrics
+from experiments.tasks.images.sources import Sizes
 
 PyTree = Any
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from accounting.records import Count, Ge, Record
 from experiments.tasks.splits import (
     SPLITS,
     ColumnError,
@@ -18,6 +20,29 @@ from experiments.tasks.splits import (
     taken,
 )
 from experiments.tasks.tfds import DataSet, SourceError
+
+
+@dataclass(frozen=True)
+class Sizes(Record):
+    """Settings that decide the shapes of the network's parameters."""
+
+    shape: tuple[Count, Count, Count]
+    """Height, width and channels of an image."""
+    classes: Annotated[int, Ge(2)]
+    """Number of classes."""
+    channels: tuple[Count, ...]
+    """Channels of each convolution, which halves height and width."""
+    new_classes: int = 0
+    """Number of last classes without training images. With new classes the network ends in its
+    convolutions, and distances from a few images of each class decide."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.new_classes and not 2 <= self.new_classes <= self.classes - 2:
+            raise ValueError(
+                f"--new-classes must be 0, or between 2 and {self.classes - 2} with "
+                f"{self.classes} classes, got {self.new_classes}"
+            )
 
 
 class Images(NamedTuple):
@@ -168,12 +193,6 @@ def stored(path: Path, num_classes: int | None) -> Images:
     return Images(path.name, pixels.shape[1:], num_classes, random_split(rows, 0))
 
 
-def _named(data: Path | None, num_classes: int | None) -> Images:
-    if data is not None and data.suffix == ".npz":
-        return stored(data, num_classes)
-    return digits() if data is None else prepared(data)
-
-
 def load(
     data: Path | None,
     test: Path | None = None,
@@ -189,7 +208,10 @@ def load(
     Raises:
       SourceError: If the images cannot be read, or all images of `test` are in `data`.
     """
-    images = _named(data, num_classes)
+    if data is not None and data.suffix == ".npz":
+        images = stored(data, num_classes)
+    else:
+        images = digits() if data is None else prepared(data)
     if test is not None:
         test_images = stored(test, images.classes)
         if test_images.shape != images.shape:

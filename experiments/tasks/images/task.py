@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpsgd.runs.records import build, to_json
+from experiments.tasks import Models
 from experiments.tasks.images import sources
-from experiments.tasks.images.sizes import Sizes
-from experiments.tasks.models import Models
+from experiments.tasks.images.sources import Sizes
 from experiments.tasks.splits import blocks_of
 from samplers import UnitData, UnitTree
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from experiments.tasks.splits import random_masks
+from experiments.tasks.files import Batch, open_rows
+from experiments.tasks.kinds import MAX_DIGITS, Integer
+from experiments.tasks.splits import ColumnError, random_masks
 
 CATALOGUE = 1682
 """Number of films of MovieLens 100K, a public list."""
 
-_FIELDS = {
-    "user id": (0, 2**63 - 1),
+_LARGE = 10**MAX_DIGITS - 1
+_RANGES = {
+    "user id": (0, _LARGE),
     "item id": (1, CATALOGUE),
     "rating": (1, 5),
-    "timestamp": (0, 2**63 - 1),
+    "timestamp": (0, _LARGE),
 }
 """Columns of a file, with their ranges."""
 _NONE = -1
@@ -62,45 +65,37 @@ def read(path: Path, *, labelled: bool = True) -> Ratings:
     MovieLens Datasets: History and Context", ACM TiiS 5(4), 2015.
 
     Args:
-      path: File, gzipped if its name ends in .gz.
+      path: File, plain or gzip.
       labelled: True if every line must have its rating.
 
     Raises:
-      ValueError: If a line is invalid; the message names file, line and field.
-      OSError: If the file cannot be read.
+      DataError: If the file cannot be read, or a line is invalid; it names file, line and column.
     """
-    rows = []
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+    names, blocks = tuple(_RANGES), [np.zeros((len(_RANGES), 0), np.int64)]
+    file, rows = open_rows(path, names, [names]), 0
+    for batch in file.batches(dict.fromkeys(names, pa.string())):
         try:
-            for number, line in enumerate(lines, 1):
-                rows.append(_parse(line, f"{path}, line {number}", labelled))
-        except (EOFError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}, after line {len(rows)}: {error}") from None
-    if not rows:
-        raise ValueError(f"{path} is empty: expected lines of {', '.join(_FIELDS)}")
-    user, item, codes, time = np.array(rows, np.int64).T
+            blocks.append(_decoded(batch, labelled))
+        except ColumnError as error:
+            raise file.located(error, rows) from None
+        rows += blocks[-1].shape[1]
+    user, item, codes, time = np.concatenate(blocks, axis=1)
     rating = np.where(codes == _NONE, np.nan, codes).astype(np.float32)
     return Ratings(user, (item - 1).astype(np.int32), rating, time, CATALOGUE)
 
 
-def _parse(line: str, where: str, labelled: bool) -> list[int]:
-    fields = line.split("\t")
-    if len(fields) != len(_FIELDS):
-        raise ValueError(
-            f"{where}: found {len(fields)} fields, expected {', '.join(_FIELDS)}, separated by tabs"
-        )
-    values = []
-    for (name, (low, high)), field in zip(_FIELDS.items(), fields, strict=True):
-        if name == "rating" and not labelled and not field.strip():
-            values.append(_NONE)
-            continue
-        try:
-            values.append(value := int(field))
-        except ValueError:
-            raise ValueError(f"{where}, {name}: {field.strip()!r} is not an integer") from None
-        if not low <= value <= high:
-            raise ValueError(f"{where}, {name}: {value} is not in [{low}, {high}]")
-    return values
+def _decoded(batch: Batch, labelled: bool) -> np.ndarray:
+    """Returns the numbers of each column, int64[columns, rows]; `_NONE` is a missing rating."""
+    columns = []
+    for name, (low, high) in _RANGES.items():
+        values, missing = Integer().decode(batch[name], name)
+        required = labelled or name != "rating"
+        wrong = np.where(missing, required, (values < low) | (values > high))
+        for row in np.flatnonzero(wrong)[:1].tolist():
+            value, expected = batch[name][row].as_py(), f"an integer from {low} to {high}"
+            raise ColumnError.unexpected(value, expected, column=name, row=row)
+        columns.append(np.where(missing, _NONE, values))
+    return np.stack(columns)
 
 
 def of_split(table: Ratings, split: str | None) -> Ratings:

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from accounting.records import Count, check
 from dpsgd.runs.recommendation import RecommendationRequest, Settings, default_rate, generic
 from dpsgd.runs.records import checked
-from experiments.tasks.models import Models
+from experiments.tasks import Models
 from experiments.tasks.ratings import ratings
 from samplers import UnitData, UnitTree, cap_contributions
 from samplers.contribution import Contributions
@@ -107,14 +108,11 @@ class Ratings(RatingModels):
 
     data: Path | None = None
     rows: Literal["users", "ratings"] = "users"
-    max_ratings: int = 100
-    rank: int = 1
+    max_ratings: Count = 100
+    rank: Count = 1
 
     def __post_init__(self) -> None:
-        for name in ("max_ratings", "rank"):
-            if getattr(self, name) < 1:
-                option = name.replace("_", "-")
-                raise ValueError(f"--{option} must be at least 1, got {getattr(self, name)}")
+        check(self)
 
     @cached_property
     def table(self) -> ratings.Ratings:

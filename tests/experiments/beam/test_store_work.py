@@ -12,7 +12,7 @@ import pytest
 from experiments.beam.prepare import FaultyFiles, prepare
 from experiments.tasks.clicks.encoding import Format
 from experiments.tasks.clicks.store import StoreError
-from experiments.tasks.clicks.streams import DataError
+from experiments.tasks.streams import DataError
 from tests.experiments.beam.conftest import (
     FORMATS,
     OF_USERS,

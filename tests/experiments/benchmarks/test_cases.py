@@ -15,9 +15,8 @@ import pytest
 
 from experiments.benchmarks import __main__ as command
 from experiments.benchmarks import case
-from experiments.benchmarks.case import Case, LeftOut, figure
+from experiments.benchmarks.case import Case, LeftOut, alone, figure, in_turns
 from experiments.benchmarks.cases import CASES
-from experiments.benchmarks.timing import alone, in_turns
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -132,7 +132,7 @@ BAD_TRAINING = {
         "--noise-multiplier * --l2-clip-norm = 1e-38 must be in",
     ),
     "buckets not a power of two": (["--max-buckets", "10"], "power"),
-    "layer without units": (["--hidden", "0"], "hidden: each size must be in"),
+    "layer without units": (["--hidden", "0"], "hidden[0] must be an integer >= 1"),
     "seed beyond 64 bits": (
         ["--insecure-seed", str(2**70)],
         "--insecure-seed must be an integer >= 0 and < 2",

@@ -249,7 +249,7 @@ REFUSED = {
         f"--non-private --out {__file__}/run": f"{__file__}/run cannot be written",
     },
     "train --task ratings {} sampler:poisson --out o --non-private": {
-        "no.data": "no.data: No such file or directory",
+        "no.data": "no.data: cannot be read: No such file",
     },
     "audit {} --num-examples 1000 --batch-size 50 --epochs 2 --noise-multiplier 1 " + TINY: {
         "sampler:shuffle --bands 4": "--bands and no minimum separation: ",

@@ -1,5 +1,7 @@
 """Figures of the papers: certified points, one command, and a page of all pictures."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path
@@ -9,11 +11,13 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from accounting import GaussianProfile, epsilon
+from accounting import Bound, GaussianProfile, epsilon
+from dpsgd.audit.black_box import bound_epsilon
 from dpsgd.removed import NOTICE, REMOVED
 from experiments.figures import (
     FIGURES,
     Options,
+    black_box,
     comparison,
     crossing,
     delta,
@@ -24,7 +28,8 @@ from experiments.figures import (
 )
 from experiments.figures import __main__ as figures
 from experiments.figures.__main__ import figure_of, main
-from experiments.results import computed
+from experiments.figures.drawing import save
+from experiments.results import points as computed
 from experiments.results.points import collect, pivot
 
 GONE = [f"--{x[8:].replace('_', '-')}" for x in sorted(REMOVED) if x.startswith("figures=")]
@@ -261,3 +266,17 @@ def test_a_small_figure_is_computed_and_drawn(name, tmp_path, capsys, monkeypatc
     printed = capsys.readouterr().out
     assert "zero-out" in printed
     assert SMALL[name] in printed
+
+
+def test_a_violation_can_be_drawn(tmp_path):
+    rng = np.random.default_rng(0)
+
+    def play(others, trials):
+        return {"sum": rng.standard_normal(trials) + 1}, {"sum": rng.standard_normal(trials)}
+
+    report = bound_epsilon(play, Bound(0.0, 0.1), delta=0.01, trials=600)
+    assert report.violation
+    (line,) = (line for line in report.lines() if line.startswith("epsilon >= "))
+    assert float(line.split()[2]) <= report.epsilon_lower < float(line.split()[2]) + 1e-3
+    save(black_box.draw(report), tmp_path / "audit.svg")
+    assert (tmp_path / "audit.svg").read_text().startswith("<?xml")

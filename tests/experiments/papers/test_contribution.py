@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from accounting import GaussianProfile, PrivacyProfile
 from experiments.papers.contribution import (
+    WithPureReleaseProfile,
     bias_bounds,
     excess_bounds,
+    exponential_mechanism,
     privacy_excess,
     private_quantile,
     sum_error,
@@ -154,3 +158,53 @@ def test_the_published_bound_follows_for_grids_of_6561_values():
         published = 8 / (7 * 0.3) * ((d + 1) * math.log(3) + math.log(1 / failure))
         of_ours = 8 * privacy_excess(7.0, 0.3, (d + 1) * math.log(3), failure=failure)
         assert ours <= published == pytest.approx(of_ours)
+
+
+def law(costs, epsilon, sensitivity, one_sided):
+    """Returns the probabilities that are claimed."""
+    rate = epsilon / sensitivity / (1 if one_sided else 2)
+    weights = np.exp(-rate * (np.asarray(costs, float) - float(min(costs))))
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("one_sided", [False, True])
+@pytest.mark.parametrize("costs", [[0, 3, 5, 20, 7], [Fraction(1, 3), Fraction(9), Fraction(4)]])
+def test_it_draws_by_its_law(costs, one_sided):
+    randbelow = random.Random(2).randrange
+    how = {"epsilon": 1.7, "sensitivity": 5, "one_sided": one_sided}
+    drawn = [exponential_mechanism(costs, **how, randbelow=randbelow) for _ in range(4000)]
+    expected = law(costs, **how) * len(drawn)
+    assert stats.chisquare(np.bincount(drawn, minlength=len(costs)), expected).pvalue > FALSE_ALARM
+
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize("eps", [0.9, 0.1])  # above epsilon_0 and below it
+def test_a_pure_release_is_composed_as_randomised_response(eps):
+    # Both orders of the exact product of the Gaussian pair with randomised response.
+    sigma, pure = 1.5, 0.4
+    right = 1 / (1 + math.exp(-pure))
+    z = np.linspace(-20, 20, 400_001)
+    p, q = stats.norm.pdf(z, 1, sigma), stats.norm.pdf(z, 0, sigma)
+    exact = sum(
+        np.maximum(a * p - math.exp(eps) * b * q, 0).sum() * (z[1] - z[0])
+        for a, b in ((right, 1 - right), (1 - right, right))
+    )
+    composed = WithPureReleaseProfile(GaussianProfile(sigma), pure)
+    assert isinstance(composed, PrivacyProfile)
+    assert composed.delta(eps).upper == pytest.approx(exact, rel=1e-6)
+
+
+def test_a_pure_release_costs_at_most_its_epsilon():
+    inner = GaussianProfile(1.0)
+    composed = WithPureReleaseProfile(inner, 0.25)
+    bound = composed.epsilon(DELTA)
+    assert bound.upper == inner.epsilon(DELTA).upper + 0.25
+    assert bound.lower == inner.epsilon(DELTA).lower
+    assert composed.delta(bound.upper).upper <= DELTA * (1 + 1e-9)
+    assert WithPureReleaseProfile(inner, 0.0).delta(1.0).upper == pytest.approx(
+        inner.delta(1.0).upper
+    )
+    with pytest.raises(ValueError, match="epsilon must be >= 0"):
+        WithPureReleaseProfile(inner, -1.0)

@@ -4,7 +4,10 @@ Statistical tests compare z-scores with 5.5 (false alarm 4e-8 for each) or p-val
 fixed seeds.
 """
 
+from __future__ import annotations
+
 import math
+from collections import Counter
 
 import mpmath
 import numpy as np
@@ -12,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.special import log_ndtr
 
-from accounting import BallsAndBinsProfile
+from accounting import BallsAndBinsProfile, GaussianProfile
 from accounting.max_events import Epoch
 from experiments.papers.monte_carlo import MonteCarloProfile, geometric_ranks
 from experiments.papers.monte_carlo.confidence import (
@@ -27,7 +31,10 @@ from experiments.papers.monte_carlo.losses import (
     log_order_statistics,
     sample_losses,
 )
-from experiments.papers.tails import add_delta_upper_bound, truncated_tail
+from experiments.papers.monte_carlo.other_bins import add_delta_upper_bound, truncated_tail
+from experiments.papers.monte_carlo.profile import max_event_lower_bound
+from samplers import Shuffle
+from samplers.randomness import Key, Stream, uniform_integers
 
 DIRECTIONS = ["remove", "add"]
 LONG = pytest.mark.long
@@ -256,3 +263,47 @@ def test_the_upper_tail_is_bounded_where_no_coordinate_is_large(sigma, bins, cei
     assert np.all(np.diff(found) <= 0)
     far = truncated_tail(np.array([20.0]), Epoch(0.5, 4_492), 5.0)
     assert far[0] < 1e-25
+
+
+@pytest.mark.parametrize("bins", [1, 2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", [0.0, 2.0, 6.0])
+def test_max_event_bound_is_below_truth_and_exact_for_one_bin(quadrature, bins, sigma, epsilon):
+    truth = max(quadrature(epsilon, sigma, bins, direction) for direction in DIRECTIONS)
+    bound = max_event_lower_bound(epsilon, Epoch(sigma, bins))
+    assert bound <= truth * (1 + (1e-3 if bins == 3 else 1e-6))
+    if bins == 1:
+        assert bound == pytest.approx(truth, rel=1e-6)
+    assert bound > 0.3 * truth
+
+
+@pytest.mark.parametrize("shifts", [(1.0, 0.0), (2.0, 1.0)])
+@pytest.mark.parametrize(("sigma", "bins", "epsilon"), [(0.5, 100, 1.0), (0.4, 5000, 6.0)])
+def test_max_event_bound_is_the_best_event_of_a_fine_search(shifts, sigma, bins, epsilon):
+    c = np.linspace(-10 * sigma, 2 + 10 * sigma, 400_001)
+    p, q = (-np.expm1(log_ndtr((c - s) / sigma) + (bins - 1) * log_ndtr(c / sigma)) for s in shifts)
+    best = max(np.max(p - math.exp(epsilon) * q), np.max((1 - q) - math.exp(epsilon) * (1 - p)))
+    bound = max_event_lower_bound(epsilon, Epoch(sigma, bins), shifts=shifts)
+    assert bound == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 10.0, 800.0, 1300.0])
+@pytest.mark.parametrize(("sigma", "bins"), [(0.02, 10**6), (0.02, 1), (20.0, 1), (0.1, 10**6)])
+def test_max_event_bound_is_below_unsampled_cost_at_extremes(sigma, bins, epsilon):
+    bound = max_event_lower_bound(epsilon, Epoch(sigma, bins))
+    assert 0.0 <= bound <= GaussianProfile(sigma).delta(epsilon).upper
+
+
+FALSE_ALARM = 1e-6
+
+
+def test_multinomial_bins_of_a_shuffle_match_balls_and_bins():
+    n, bins, found = 5, 3, Counter()
+    for seed in range(2_500):
+        order = Shuffle(n, 2).shuffled(seed, 1)
+        key = Key(seed, Stream.PARTICIPATION, 1, 1)  # words that the order does not use
+        sizes = np.bincount(uniform_integers(key, bins, n), minlength=bins)
+        found[sum(np.repeat(np.arange(bins), sizes) * bins**order)] += 1
+    # Each assignment of five examples to three bins is as likely.
+    counts = [found[assignment] for assignment in range(bins**n)]
+    assert stats.chisquare(counts).pvalue > FALSE_ALARM

@@ -19,12 +19,12 @@ from experiments.papers.amplification import (
 )
 from experiments.papers.contribution import (
     excess_bounds,
+    exponential_mechanism,
     privacy_excess,
     private_quantile,
     sum_sweet_spot,
 )
 from experiments.papers.episodic import add_remove_profile
-from experiments.papers.exponential_mechanism import exponential_mechanism
 from experiments.papers.monte_carlo import MonteCarloProfile, geometric_ranks
 from experiments.papers.monte_carlo.confidence import bennett_upper_bound, kl_upper_bound
 

@@ -18,9 +18,8 @@ from experiments.results.page import page as page_of
 from experiments.results.page import predictions
 from experiments.results.render import document
 from experiments.tasks import TASKS
-from experiments.tasks.clicks.evaluate import Scores
-from experiments.tasks.clicks.metrics import binary_metrics
-from experiments.tasks.clicks.reliability import FEWEST
+from experiments.tasks.clicks.metrics import FEWEST, binary_metrics
+from experiments.tasks.clicks.model import Scores
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks
 from samplers.settings import SETTINGS

@@ -5,9 +5,8 @@ from unittest import mock
 import polars as pl
 import pytest
 
-from experiments.results import computed as module
-from experiments.results.computed import ROOT, code_digest, computed
-from experiments.results.points import CODE, SPECIFICATION
+from experiments.results import points as module
+from experiments.results.points import CODE, ROOT, SPECIFICATION, code_digest, computed
 
 JOBS = [{"n": 1.5, "word": "a"}, {"n": 2.0, "word": "b"}, {"n": 3.0, "word": "c"}]
 

@@ -10,7 +10,7 @@ from dpsgd.runs.ledger import History
 from dpsgd.runs.result import FinishedRun
 from experiments.results import draw as drawn
 from experiments.results.draw import composite_scale, curves
-from experiments.results.metrics import Headline
+from experiments.results.points import Headline
 from experiments.results.views import View
 from samplers import Deterministic, Poisson
 

@@ -11,8 +11,7 @@ import scipy.stats
 from dpsgd.core.cost import WARM_START
 from experiments.results import listings
 from experiments.results.draw import draw
-from experiments.results.metrics import Headline
-from experiments.results.points import text
+from experiments.results.points import Headline, text
 from experiments.results.table import Table
 from experiments.results.views import View, differ
 from experiments.sweeps.summary import NOT_COVERED

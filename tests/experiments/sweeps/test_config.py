@@ -211,8 +211,8 @@ def test_what_cannot_be_run_is_refused_by_file_and_key(text, words):
 TASKS = {
     'task = "click"': "did you mean clicks?",
     'task = "clicks"': "needs data",
-    '[task]\nname = "clicks"\nembedding_dim = 0': "embedding_dim: each size must be in",
-    '[task]\nname = "clicks"\nhidden = [9223372036854775807]': "hidden: each size must be in",
+    '[task]\nname = "clicks"\nembedding_dim = 0': "embedding_dim=0 is for the linear model",
+    '[task]\nname = "clicks"\nhidden = [9223372036854775807]': "hidden[0] must be an integer >= 1",
     '[task]\nname = "clicks"\nmax_buckets = 12': "max_buckets must be a power",
     '[task]\nname = "clicks"\nhidden = "64"': "task: hidden must be a list",
     '[task]\nname = "clicks"\nhiden = [4]': "did you mean hidden?",

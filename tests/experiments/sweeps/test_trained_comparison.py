@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from experiments.figures import comparison
+from experiments.figures.comparison import sweep_file
 from experiments.sweeps.config import Sweep
-from experiments.sweeps.trained_comparison import sweep_file
 
 GRID = {"sampler": [{"name": "shuffle"}, {"name": "poisson"}], "batch_size": 40, "epochs": 1}
 POINTS = pl.DataFrame({"curve": ["shuffle", "poisson"], "lower": [1.0, 0.9], "upper": [1.2, 0.901]})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpsgd.models import predictions
-from experiments.tasks.clicks import evaluate
+from experiments.tasks.clicks import model as evaluate
 from experiments.tasks.splits import concatenate
 
 SIZES = [5, 16, 1, 40]  # with batches of 8: a part, whole ones, one row, and whole ones again

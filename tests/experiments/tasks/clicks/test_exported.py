@@ -270,7 +270,7 @@ def test_impossible_scores_are_refused_and_write_nothing(home, tmp_path, command
 def test_memory_does_not_grow_with_the_file(home, tmp_path, monkeypatch):
     lines = (home / "train.txt").read_bytes()
     monkeypatch.setattr(predictions, "BATCH", 256)
-    monkeypatch.setattr("experiments.tasks.clicks.files.BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr("experiments.tasks.files.BLOCK_BYTES", 1 << 15)
 
     def peak(copies):
         file = tmp_path / f"rows{copies}"

@@ -18,13 +18,13 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from experiments.tasks.clicks import files
-from experiments.tasks.clicks.files import DELIMITERS
+from experiments.tasks import files
 from experiments.tasks.clicks.formats import DISPLAY, SEARCH, format_of, table_format, table_schema
 from experiments.tasks.clicks.schema import DISPLAY_ADS, SEARCH_OUTCOMES, Schema, sponsored_search
 from experiments.tasks.clicks.store import StoreError
-from experiments.tasks.clicks.streams import DataError, Span, spans_of
+from experiments.tasks.files import DELIMITERS
 from experiments.tasks.splits import Split, concatenate, random_split
+from experiments.tasks.streams import DataError, Span, spans_of
 from tests.experiments.tasks.clicks.slow import (
     FORMATS,
     HEADER,

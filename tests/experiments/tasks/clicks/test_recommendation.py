@@ -12,14 +12,14 @@ from dpsgd.runs.optimizer import Cosine, hyperparameters, optimizer
 from dpsgd.runs.recommendation import RecommendationRequest as Request
 from dpsgd.runs.recommendation import Settings, about_sigma, generic
 from dpsgd.runs.report import weak_signal
-from experiments.tasks.clicks.recommendation import (
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import (
     MOST_EPOCHS,
     MOST_OF_TABLES,
+    PRESETS,
     USUAL_VISITS,
     recommended,
 )
-from experiments.tasks.clicks.schema import DISPLAY_ADS
-from experiments.tasks.clicks.sizes import PRESETS
 from experiments.tasks.clicks.synthetic.rows import write_store
 from experiments.tasks.clicks.task import ClickModels, Clicks
 from samplers import BallsAndBins

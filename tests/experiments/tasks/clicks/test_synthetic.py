@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.tasks.clicks.store import Store, StoreError
-from experiments.tasks.clicks.synthetic.logs import token
 from experiments.tasks.clicks.synthetic.planted import CHUNK, generate
-from experiments.tasks.clicks.synthetic.rows import LOGS, write_raw, write_store
+from experiments.tasks.clicks.synthetic.rows import LOGS, token, write_raw, write_store
 from experiments.tasks.splits import chronological_split, random_split
 
 DISPLAY, SEARCH = LOGS.values()

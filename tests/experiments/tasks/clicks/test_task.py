@@ -52,9 +52,9 @@ def test_sizes_are_the_preset_with_what_was_given(store):
     assert task.sizes == dataclasses.replace(PRESETS["large"], hidden=(7,))
     with pytest.raises(ValueError, match="max_buckets must be a power of two"):
         Clicks(store, max_buckets=3)
-    with pytest.raises(ValueError, match="embedding_dim: each size must be in"):
+    with pytest.raises(ValueError, match="embedding_dim=0 is for the linear model"):
         Clicks(store, embedding_dim=0)
-    with pytest.raises(ValueError, match="interaction=dot needs embeddings, and the linear model"):
+    with pytest.raises(ValueError, match="interaction=dot; use another model"):
         Clicks(store, model="linear", interaction="dot")
 
 

@@ -11,8 +11,7 @@ pytest.importorskip("array_record", reason="array_record has no wheel for this P
 import tensorflow_datasets as tfds
 
 from experiments import cli
-from experiments.tasks.clicks import tfds as tfds_source
-from experiments.tasks.clicks.formats import format_of
+from experiments.tasks.clicks.formats import format_of, prepare_tfds
 from experiments.tasks.clicks.schema import Schema, log_transform
 from experiments.tasks.splits import random_halves, random_split
 from experiments.tasks.tfds import SourceError
@@ -50,7 +49,7 @@ def people(tmp_path, splits, more=None):
 
 
 def prepare(folder, out, **options):
-    return tfds_source.prepare(folder, out, **{"label": "bought"} | options)
+    return prepare_tfds(folder, out, **{"label": "bought"} | options)
 
 
 def test_numbers_are_transformed_and_categories_are_hashed(tmp_path):
@@ -118,7 +117,7 @@ def test_features_that_do_not_fit_are_named_and_can_be_left_out(tmp_path):
     with pytest.raises(SourceError, match="has no feature 'fase'; it has age, bought, city"):
         prepare(folder, tmp_path / "s", leave_out=("fase",))
     with pytest.raises(SourceError, match="has no feature 'label'"):
-        tfds_source.prepare(folder, tmp_path / "s")
+        prepare_tfds(folder, tmp_path / "s")
     store = prepare(folder, tmp_path / "s", leave_out=("face", "tags", "name"))
     assert store.schema.categories == ("city", "member")
 

@@ -13,8 +13,8 @@ from accounting import UserPoissonProfile, epsilon
 from experiments import cli
 from experiments.tasks.clicks.formats import table_format, table_schema
 from experiments.tasks.clicks.store import Store
-from experiments.tasks.clicks.streams import DataError
 from experiments.tasks.clicks.task import Clicks
+from experiments.tasks.streams import DataError
 
 NAMES = ["ann", "Ann", " ann", "a,b", 'quo"te', "line\nend", "Zoë", "0", "00", "x" * 40, "-1", "é"]
 FORMAT = table_format(table_schema("y", numbers=["row"], transform="none", user="who"))

@@ -10,10 +10,10 @@ import pytest
 from flax import nnx
 
 from dpsgd import Mechanism, dpsgd, train
+from experiments.tasks.classes import few_shot_metrics
 from experiments.tasks.images import sources
-from experiments.tasks.images.metrics import few_shot_metrics
 from experiments.tasks.images.model import ConvNet, prototypical_loss
-from experiments.tasks.images.sizes import Sizes
+from experiments.tasks.images.sources import Sizes
 from experiments.tasks.images.task import ImageModels, Images
 from experiments.tasks.splits import random_masks
 from experiments.tasks.tfds import SourceError
@@ -252,8 +252,8 @@ def test_a_few_shot_run_is_audited_and_learns_new_classes():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"channels": (0,)}, "--channels must each be"),
-        ({"classes": 1}, "at least two classes"),
+        ({"channels": (0,)}, r"channels\[0\] must be an integer >= 1"),
+        ({"classes": 1}, "classes must be an integer >= 2"),
         ({"new_classes": 9}, "--new-classes must be 0, or between 2 and 8 with 10 classes"),
     ],
 )

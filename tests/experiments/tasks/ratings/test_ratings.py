@@ -12,8 +12,14 @@ from accounting import epsilon
 from dpsgd.engine import programs
 from experiments.papers.contribution import sum_error, sum_sweet_spot
 from experiments.tasks.ratings import factorization, ratings
-from experiments.tasks.ratings.linear import CLASS, UNITS, LinearRatings
-from experiments.tasks.ratings.study import FactorizedRatings, Study, split
+from experiments.tasks.ratings.study import (
+    CLASS,
+    UNITS,
+    FactorizedRatings,
+    LinearRatings,
+    Study,
+    split,
+)
 
 LINES = ["196\t242\t3\t881250949\n", "186\t302\t5\t891717742\n", "196\t1\t1\t878887116\n"]
 
@@ -33,10 +39,10 @@ def test_ratings_are_read_from_the_published_file(tmp_path, name):
 
 CUT = gzip.compress("".join(LINES).encode(), mtime=0)[:-12]
 FAULTS = {
-    "1\t2\t3\n": r"u.data, line 2: found 3 fields, expected user id, item id, rating, timestamp",
-    "1\tx\t3\t4\n": r"line 2, item id: 'x' is not an integer",
-    "1\t2\t6\t4\n": r"line 2, rating: 6 is not in \[1, 5\]",
-    "1\t1683\t5\t4\n": r"line 2, item id: 1683 is not in \[1, 1682\]",
+    "1\t2\t3\n": r"u.data, line 2: found 3 columns, expected 4, separated by tabs",
+    "1\tx\t3\t4\n": r"line 2, column item id: found 'x', expected an integer",
+    "1\t2\t6\t4\n": r"line 2, column rating: found '6', expected an integer from 1 to 5",
+    "1\t1683\t5\t4\n": r"line 2, column item id: found '1683', expected an integer from 1 to 1682",
 }
 
 
@@ -45,7 +51,7 @@ FAULTS = {
     [
         *(("u.data", (LINES[0] + line).encode(), message) for line, message in FAULTS.items()),
         ("empty", b"", "is empty"),
-        ("cut.gz", CUT, "after line"),
+        ("cut.gz", CUT, "the gzip file is incomplete"),
     ],
 )
 def test_a_damaged_file_is_refused_by_line_and_field(tmp_path, name, content, message):

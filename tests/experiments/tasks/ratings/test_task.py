@@ -143,7 +143,7 @@ def test_lines_without_a_rating_are_predicted_and_tell_nothing(u_data, tmp_path)
     fewer = (TABLE.user == TABLE.user[0]).sum() - 1
     assert asked["known"]["weight"].sum() + more["known"]["weight"].sum() == known - fewer
     assert np.isfinite(task.predict(task.init(0), asked)).all()
-    with pytest.raises(ValueError, match="asked, line 1, rating: '' is not an integer"):
+    with pytest.raises(ValueError, match="asked, line 1, column rating: found nothing"):
         task.read(tmp_path / "asked")
     with pytest.raises(ValueError, match="the ratings have no split 'tset'; they have train, val"):
         task.read(u_data, split="tset")
@@ -153,7 +153,7 @@ def test_lines_without_a_rating_are_predicted_and_tell_nothing(u_data, tmp_path)
 @pytest.mark.parametrize("settings", [{"max_ratings": 0}, {"rank": 0}])
 def test_settings_that_cannot_be_are_refused_by_their_option(settings):
     (name,) = settings
-    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=f"{name} must be an integer >= 1, got 0"):
         Ratings(**settings)
 
 

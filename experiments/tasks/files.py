@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from experiments.tasks.clicks.streams import DataError, MisreadText, Span, Stream
 from experiments.tasks.splits import ColumnError
+from experiments.tasks.streams import DataError, MisreadText, Span, Stream
 
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 BLOCK_BYTES = 1 << 22

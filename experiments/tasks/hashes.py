@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from experiments.tasks.splitmix import GOLDEN, mix
+from experiments.tasks.splits import GOLDEN, mix
 
 
 def extents(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:

@@ -2,8 +2,8 @@
 
 - `Label`: 0 and 1 as integers, floats, booleans or texts; true and false as texts; or declared
   texts, integers or dates; never missing;
-- `Clipped`: a numerical label, clipped to its bounds; never missing;
-- `Number`: an integer, a float, a decimal, or a text that is one; finite, NaN is missing;
+- `Number`: an integer, a float, a decimal, or a text that is one; finite, NaN is missing; a label
+  is clipped to its bounds, and never missing;
 - `Category`: a text or other bytes, an integer (as its decimal digits), a boolean (as true or
   false), or a date (as 2026-01-31). Floats and times are refused: writers do not agree on how they
   are spelled, and one value would have several ids;
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from experiments.tasks.clicks.hashes import characters, extents, hashed
+from experiments.tasks.hashes import characters, extents, hashed
 from experiments.tasks.splits import ColumnError
 
 LABELS = {
@@ -94,11 +94,18 @@ class Number(Kind):
 
     >>> Number().decode(pa.array(["1.5", None]), "age").values
     array([1.5, nan])
+    >>> Number(bounds=(0.0, 5.0)).decode(pa.array([-1.0, 7.0]), "stars").values
+    array([0., 5.])
     """
 
     missing: tuple[str, ...] = ()
     logarithmic: bool = True
-    expected: str = "a finite number, or nothing"
+    bounds: tuple[float, ...] = ()
+    """Public (low, high), to which a label is clipped, which is never missing."""
+
+    @property
+    def _expected(self) -> str:
+        return "a finite number" if self.bounds else "a finite number, or nothing"
 
     def decode(self, array: pa.Array, column: str) -> Decoded:
         """Returns the numbers, NaN where they are missing."""
@@ -115,9 +122,12 @@ class Number(Kind):
         numbers = _filled(array, np.nan)
         most = float(np.finfo(np.float64 if self.logarithmic else np.float32).max)
         expected = (
-            self.expected if self.logarithmic else f"a number of at most {most:.1e}, or nothing"
+            self._expected if self.logarithmic else f"a number of at most {most:.1e}, or nothing"
         )
         _refuse(np.abs(numbers) > most, values, column, expected)
+        if self.bounds:
+            _refuse(np.isnan(numbers), values, column, expected)
+            numbers = np.clip(numbers, *self.bounds)
         return Decoded(numbers, np.isnan(numbers))
 
     def _parsed(self, texts: pa.Array, values: pa.Array, column: str) -> pa.Array:
@@ -128,27 +138,8 @@ class Number(Kind):
             return trimmed.cast(pa.float64())
         except pa.ArrowInvalid:
             wrong = np.array([not _is_decimal(text) for text in trimmed])
-            _refuse(wrong, values, column, self.expected)
+            _refuse(wrong, values, column, self._expected)
             raise
-
-
-@dataclass(frozen=True)
-class Clipped(Kind):
-    """Finite numbers, none missing, clipped to the public range [low, high].
-
-    >>> Clipped(0.0, 5.0).decode(pa.array([-1.0, 7.0]), "stars").values
-    array([0., 5.])
-    """
-
-    low: float
-    high: float
-
-    def decode(self, array: pa.Array, column: str) -> Decoded:
-        """Returns the numbers in [low, high]."""
-        expected = "a finite number"
-        numbers, missing = Number(expected=expected).decode(array, column)
-        _refuse(missing, _plain(array), column, expected)
-        return Decoded(np.clip(numbers, self.low, self.high), missing)
 
 
 @dataclass(frozen=True)
