@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpsgd.audit.draws import draw_checks
+from dpsgd.audit.prices import cost_checks, price_check
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.audit.runtime.blocks import block_checks
@@ -27,6 +28,7 @@ from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.queries import Refinement, sums_run
 from dpsgd.noise.keys import RootKey
+from dpsgd.noise.registry import NOISES
 from samplers import BatchSampler, FullBatch
 from samplers.settings import KINDS
 
@@ -59,6 +61,7 @@ def audit_program(
         audit makes two releases with equal noise, and their difference has no noise.
       laws: True to test every sampler's draws statistically; by default only samplers from outside
         `samplers`, and samplers that differ from `claimed`. Draws must pass the exact checks first.
+        Samplers from outside are then tested thoroughly, and so are their costs.
 
     Raises:
       ValueError: If the mechanism has no noise, or there are no rows.
@@ -68,14 +71,18 @@ def audit_program(
     probe = Probe(algorithm, mechanism, state, rows, layout=layout, root=root)
     checks = flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)
     checks += step_checks(probe) + block_checks(probe) + deferred_checks(probe)
+    noise = mechanism.noise
+    if type(noise) not in NOISES.built_in.values():
+        checks.append(price_check(noise, [(sampler, mechanism.noise_multiplier)]))
     claimed = sampler if claimed is None else claimed
-    seed, bands = root.sampling_seed(0), mechanism.noise.bands
-    draws = draw_checks(sampler, claimed, seed=seed, bands=bands)
-    is_custom = type(sampler) not in (*KINDS, FullBatch) or claimed is not sampler
-    if all(check.passed for check in draws) and (is_custom or laws):
-        from dpsgd.audit.laws import law_checks  # imports scipy.stats, for few samplers
+    draws = draw_checks(sampler, claimed, seed=root.sampling_seed(0), bands=noise.bands)
+    is_own = type(sampler) not in (*KINDS, FullBatch)
+    if is_own and laws:
+        checks += cost_checks(sampler, mechanism.noise_multiplier)
+    if all(check.passed for check in draws) and (is_own or laws or claimed is not sampler):
+        from dpsgd.audit.laws import ENTRIES, THOROUGH, law_checks  # imports scipy.stats
 
-        draws += law_checks(sampler, claimed)
+        draws += law_checks(sampler, claimed, entries=THOROUGH if is_own and laws else ENTRIES)
     return AuditReport((*checks, *draws))
 
 

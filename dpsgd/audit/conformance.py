@@ -12,6 +12,7 @@ functions test one component with more draws, and noise in leaves of every kind.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -22,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from accounting.profile import EPSILON_TOLERANCE, Bound, wanted_width
 from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.draws import draw_checks
 from dpsgd.audit.laws import THOROUGH, law_checks
+from dpsgd.audit.prices import cost_checks, price_check
 from dpsgd.audit.report import LAW, AuditReport, CheckResult
 from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.audit.synthetic import generated_rows
@@ -41,12 +42,12 @@ from dpsgd.engine.programs import digest
 from dpsgd.gradients.losses import LossFn
 from dpsgd.gradients.rules import ClippingRule
 from dpsgd.noise.keys import Keys
-from samplers import BatchSampler, Deterministic, Poisson, UnitData
+from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle, UnitData
 
 PyTree = Any
 
-_DELTA = 1e-6
 _ROWS = 64  # synthetic rows
+_SIGMAS = 0.5, 2.0  # noise multipliers at which costs are compared
 _PARAMS = {"w": np.ones((4, 3), np.float32), "b": np.ones(3, np.float32)}
 _LOOP_ERROR = 1e-3
 """Largest difference of a loop's state, in units of the change of an array, due to rounding."""
@@ -66,7 +67,7 @@ def check_sampler(sampler: BatchSampler, *, noise_multiplier: float = 1.0) -> Au
       AssertionError: If draws do not follow the law, steps of an example are closer than
         `separation`, the sampler states no law, or its costs are inconsistent.
     """
-    checks = _cost_checks(sampler, noise_multiplier)
+    checks = cost_checks(sampler, noise_multiplier)
     checks += draw_checks(sampler, sampler, seed=2**127 + 1, bands=sampler.separation)
     if all(check.passed for check in checks):
         checks += law_checks(sampler, entries=THOROUGH)
@@ -76,7 +77,11 @@ def check_sampler(sampler: BatchSampler, *, noise_multiplier: float = 1.0) -> Au
 
 
 def check_noise(
-    noise: Noise, *, steps: int = 200, sampler: BatchSampler | None = None
+    noise: Noise,
+    *,
+    steps: int = 200,
+    sampler: BatchSampler | None = None,
+    noise_multiplier: float | None = None,
 ) -> AuditReport:
     """Checks the values and the privacy cost of a noise.
 
@@ -85,18 +90,19 @@ def check_noise(
 
     Args:
       noise: Noise, as in `Mechanism.noise`.
-      steps: Least number of steps of the default sampler.
+      steps: Least number of steps of the default samplers.
       sampler: Sampler of the tested run, whose separation the noise's bands need; by default
-        `Deterministic` with at least two epochs.
+        `Deterministic` with at least two epochs, and costs are compared under samplers of every
+        kind.
+      noise_multiplier: Noise multiplier at which costs are compared; by default several.
 
     Raises:
       AssertionError: If values differ or lack, or the cost is wrong: an own `privacy` or
         `privacy_of` may not return less than the methods of `Noise`.
       ValueError: If the sampler's guarantee does not hold for the noise's bands.
     """
-    if sampler is None:
-        length = max(1, steps // 2, noise.bands)
-        sampler = Deterministic(8 * length, 8, max(2, -(-steps // length)))
+    tested = [sampler] if sampler else _samplers(noise.bands, steps)
+    sigmas = [noise_multiplier] if noise_multiplier else _SIGMAS
     params = {
         "half": jnp.zeros(300, jnp.bfloat16),
         "nothing": jnp.zeros((0, 3)),
@@ -104,9 +110,24 @@ def check_noise(
         "table": jnp.zeros((64, 64)),
         "vector": jnp.zeros(1_001),
     }
-    algorithm, mechanism = dpsgd(_total, optax.sgd(0.1)), Mechanism(sampler, 1.0, 0.5, noise)
+    prices = price_check(noise, itertools.product(tested, sigmas))
+    algorithm, mechanism = dpsgd(_total, optax.sgd(0.1)), Mechanism(tested[0], 1.0, 0.5, noise)
     program = audit_program(algorithm, mechanism, params, {"x": np.ones(_ROWS, np.float32)})
-    return _required([*_price_checks(noise, sampler), *program.checks])
+    return _required([prices, *program.checks])
+
+
+def _samplers(bands: int, steps: int) -> list[BatchSampler]:
+    """Returns samplers of every kind whose separation is at least `bands`."""
+    length = max(1, steps // 2 // bands) * bands
+    sizes = 8 * length, 8, max(2, -(-steps // length))
+    samplers = [
+        Deterministic(*sizes),
+        Shuffle(*sizes),
+        Shuffle(*sizes, order="fixed"),
+        Poisson(*sizes, cycle_length=bands),
+        BallsAndBins(*sizes, cycle_length=bands),
+    ]
+    return [sampler for sampler in samplers if sampler.separation >= bands]
 
 
 def check_clipping(
@@ -139,23 +160,24 @@ def check_clipping(
     return _required([*audit_program(algorithm, mechanism, params, rows).checks])
 
 
-def check_rule(rule: ClippingRule) -> AuditReport:
+def check_rule(rule: ClippingRule, params: PyTree | None = None) -> AuditReport:
     """Checks a clipping rule on a small model, by `check_clipping`.
-
-    A rule that refuses a matrix `w` and a vector `b` is left to the audit of a run.
 
     Args:
       rule: Clipping rule, as in `dpsgd(loss_fn, optimizer, clipping=rule)`.
+      params: Parameters that the rule groups; by default a matrix `w` and a vector `b`.
 
     Raises:
       AssertionError: If an example moves the sum by more than C, alone or among others.
+      ValueError: If the rule refuses the parameters.
     """
+    params = _PARAMS if params is None else params
     try:
-        rule.groups(_PARAMS)
+        rule.groups(params)
     except ValueError as error:
-        return AuditReport((CheckResult.skipped("clipping of a small model", str(error)),))
+        raise ValueError(f"check_rule(rule, params) needs parameters to group: {error}") from None
     rows = {"x": np.linspace(-1, 1, _ROWS, dtype=np.float32)}
-    return check_clipping(dpsgd(_total, optax.sgd(0.1), clipping=rule), _PARAMS, rows)
+    return check_clipping(dpsgd(_total, optax.sgd(0.1), clipping=rule), params, rows)
 
 
 def check_optimizer(
@@ -356,56 +378,6 @@ def _public_view(task: Any, batch_size: int) -> dict[str, Any]:
         "description": json.dumps(task.describe(), sort_keys=True),
         "compiled program": digest(program),
     }
-
-
-def _cost_checks(sampler: BatchSampler, noise_multiplier: float) -> list[CheckResult]:
-    """Checks that costs are proved, and monotone in noise and steps."""
-    run = range(sampler.num_steps)
-    full_run, quiet, once, twice = (
-        profile.epsilon(_DELTA)
-        for profile in (
-            sampler.privacy(noise_multiplier),
-            sampler.privacy(2 * noise_multiplier),
-            sampler.privacy_of(noise_multiplier, [run]),
-            sampler.privacy_of(noise_multiplier, [run, run]),
-        )
-    )
-    costs = full_run, quiet, once, twice
-    proved = all(0 <= cost.lower <= cost.upper and cost.confidence == 1 for cost in costs)
-    falls, grows = quiet.upper <= _above(full_run), full_run.lower <= once.upper <= _above(twice)
-    return [
-        CheckResult("its costs are proved intervals", proved, f"{full_run}"),
-        CheckResult("its cost falls with more noise", falls, f"{full_run}, then {quiet}"),
-        CheckResult("its cost grows with the steps", grows, f"{once}, twice {twice}"),
-    ]
-
-
-def _price_checks(noise: Noise, sampler: BatchSampler) -> list[CheckResult]:
-    """Checks that a noise's own cost is not below `Noise`'s.
-
-    `Noise` proves its cost from the bands and columns of the noise matrix.
-    """
-    run = range(sampler.num_steps)
-    proved, twice = Noise.privacy(noise, sampler, 1.0), [run, run]
-    costs = {
-        "a run": (noise.privacy(sampler, 1.0), proved),
-        "a run as one segment": (noise.privacy_of(sampler, 1.0, [run]), proved),
-        "two segments": (
-            noise.privacy_of(sampler, 1.0, twice),
-            Noise.privacy_of(noise, sampler, 1.0, twice),
-        ),
-    }
-    checks = []
-    for segments, profiles in costs.items():
-        stated, bound = (profile.epsilon(_DELTA) for profile in profiles)
-        passed = stated.confidence == 1 and bound.upper <= _above(stated)
-        name = f"the cost of {segments} is proved, and at least that of its bands and columns"
-        checks.append(CheckResult(name, passed, f"{stated:.4g}, and at least {bound:.4g}"))
-    return checks
-
-
-def _above(cost: Bound) -> float:
-    return cost.upper + wanted_width(EPSILON_TOLERANCE, cost.upper)
 
 
 def _alike(first: PyTree, again: PyTree) -> bool:

@@ -94,21 +94,6 @@ def _binomial(count: Any, trials: Any, probability: Any) -> Any:
     return np.minimum(1.0, 2 * np.minimum(below, above))
 
 
-def _pooled(counts: Any, expected: Any) -> float:
-    """Returns the two-sided p-value of counts in independent draws.
-
-    The variance of their sum is estimated from the counts, and at least that of rare events.
-
-    Args:
-      counts: Count in each draw.
-      expected: Expectation of each count, or of all.
-    """
-    counts = np.asarray(counts, np.float64)
-    differences, expected = counts - expected, np.broadcast_to(expected, counts.shape)
-    variance = max(float(differences @ differences), float(expected.sum()), 1e-300)
-    return 2 * float(stats.norm.sf(abs(differences.sum()) / np.sqrt(variance)))
-
-
 def _seed(number: int) -> int:
     """Returns the 128-bit seed of a number.
 
@@ -141,9 +126,9 @@ class _Tests:
         epochs: list[Sequence[int]] = [range(1)]
         if law.redrawn:
             powers = [x for k in range(31) for x in (2**k - 1, 2**k) if x < sampler.epochs]
-            first = {*range(min(count * 5 // 8, sampler.epochs)), *powers}
-            last_epochs = {max(0, sampler.epochs - 2), sampler.epochs - 1}
-            epochs = [sorted(first | last_epochs)]
+            first = range(min(count * 3 // 8, sampler.epochs))
+            last = range(max(0, sampler.epochs - count * 3 // 8), sampler.epochs)
+            epochs = [sorted({*first, *powers, *last})]
         while sum(map(len, epochs)) < count or len(epochs) < 2:
             epochs.append(range(min(2 if law.redrawn else 1, sampler.epochs)))
         pairs = [(seed, epoch) for seed, seed_epochs in enumerate(epochs) for epoch in seed_epochs]
@@ -375,109 +360,223 @@ class _Tests:
 
 
 class _UnitTests(_Tests):
-    """Tests of draws of units.
-
-    A step draws down the tree of units, and an epoch has one step. Examples of a unit are drawn
-    together, but draws are independent: sums over a draw are compared with their expectations.
-    """
+    """Tests of draws down a tree of units; an epoch has one step."""
 
     def _chosen(self) -> np.ndarray:
         return np.arange(self._sampler.num_examples)
 
+    def _draw(self, seed: int, epoch: int) -> _Draw:
+        examples = self._sampler.plan(_seed(seed), epoch).members(0).astype(np.int64)
+        return _Draw(seed, epoch, examples, 0 * examples)
+
     def pvalues(self) -> Iterator[tuple[str, list[Any]]]:
         """Yields the name and the p-values of each check."""
-        units = self._law.units
-        assert units is not None
-        order = np.argsort(units[0], kind="stable")
+        late = [draw for draw in self._draws if 2 * draw.epoch + 1 >= self._sampler.epochs]
+        levels = [*self._levels(self._draws), *self._levels(late)]
+        yield "units and their examples are drawn at the rates of the law", [*self._unit_shares()]
         yield (
-            "units and their examples are drawn at the rates of the law",
-            [*self._unit_shares(units)],
+            "examples of a unit are drawn at equal rates",
+            [pvalue for subsets in levels for pvalue in subsets.ranks()],
         )
-        yield "examples of a unit are drawn at equal rates", [*self._ranks(units[-1])]
-        yield "epochs and seeds are drawn independently", [*self._unit_pairs(units[0])]
+        yield (
+            "epochs and seeds are drawn independently",
+            [pvalue for subsets in levels for pvalue in self._lags(subsets)],
+        )
         yield (
             "examples take part together as often as the law says",
-            [*self._together(order, units[0][order])],
+            [pvalue for subsets in levels for pvalue in (*subsets.pairs(), subsets.neighbours())],
         )
 
     @cached_property
-    def _rate(self) -> np.ndarray:
-        """Probability that a draw has each example: float64[examples]."""
-        return self._law.rate(np.arange(self._size), 0)
+    def _parents(self) -> list[np.ndarray]:
+        """Parent of each unit and example, by level; the root is 0."""
+        units: Any = self._law.units
+        paths = [np.zeros(self._size, np.int64), *units, np.arange(self._size)]
+        parents = []
+        for parent, child in itertools.pairwise(paths):
+            parents.append(np.zeros(int(child.max()) + 1, np.int64))
+            parents[-1][child] = parent
+        return parents
 
-    def _unit_shares(self, units: np.ndarray) -> Iterator[Any]:
+    @cached_property
+    def _siblings(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Group of exchangeable siblings of each unit and example, and its rank there, by level.
+
+        If examples are independent, a drawn unit may have none in the batch, and siblings are
+        exchangeable only if their subtrees have equal sizes.
+        """
+        kinds = [np.zeros(self._size)]
+        for parent in self._parents[:0:-1]:
+            alike = self._law.leaf_probability is None
+            kinds.append(np.bincount(parent, 0 * kinds[-1] if alike else np.sin(kinds[-1] + 1)))
+        siblings = []
+        for parent, kind in zip(self._parents, reversed(kinds), strict=True):
+            order = np.lexsort((kind, parent))
+            begins = np.diff(parent[order], prepend=-1) != 0
+            begins |= np.diff(kind[order], prepend=-1) != 0
+            group, rank = np.empty((2, order.size), np.int64)
+            group[order] = np.cumsum(begins) - 1
+            rank[order] = np.arange(order.size) - np.flatnonzero(begins)[group[order]]
+            siblings.append((group, rank))
+        return siblings
+
+    def _levels(self, draws: list[_Draw]) -> Iterator[_Subsets]:
+        """Yields the drawn subsets of each level."""
+        units: Any = self._law.units
+        number = np.repeat(np.arange(len(draws)), [draw.examples.size for draw in draws])
+        examples = np.concatenate([np.zeros(0, np.int64), *(draw.examples for draw in draws)])
+        for path, siblings in zip((*units, np.arange(self._size)), self._siblings, strict=True):
+            yield _Subsets(draws, number, path[examples], *siblings)
+
+    def _unit_shares(self) -> Iterator[Any]:
         """Yields p-values of participations of units and of examples."""
-        draws = self._draws
-        for of_example, rate in zip(units, self._law.unit_rates, strict=True):
+        law: Any = self._law
+        num_draws = len(self._draws)
+        for of_example, rate in zip(law.units, law.unit_rates, strict=True):
             observed = np.zeros(rate.size)
-            for draw in draws:
+            for draw in self._draws:
                 observed[np.unique(of_example[draw.examples])] += 1
-            yield np.minimum(1.0, 2 * stats.binom.sf(observed - 1, len(draws), np.clip(rate, 0, 1)))
-        count = np.bincount(np.concatenate([d.examples for d in draws]), minlength=self._size)
-        yield _binomial(count, len(draws), self._rate)
-        yield _pooled([draw.examples.size for draw in draws], self._rate.sum())
+            above = stats.binom.sf(observed - 1, num_draws, np.clip(rate, 0, 1))
+            yield np.minimum(1.0, 2 * above)
+        count = np.bincount(np.concatenate([d.examples for d in self._draws]), minlength=self._size)
+        yield _binomial(count, num_draws, law.rate(np.arange(self._size), 0))
+        *_, innermost, leaves = levels = [*self._levels(self._draws)]
+        for subsets, drawn in zip(levels, law.draws, strict=False):
+            exact = law.leaf_probability is None
+            yield float(np.all(subsets.count == drawn if exact else subsets.count <= drawn))
+        none = 0.0  # largest probability that a drawn unit has no example in the batch
+        if law.leaf_probability is not None:
+            none = (1 - law.leaf_probability) ** int(np.bincount(law.units[-1]).min())
+            yield from leaves.halves(law.leaf_probability)
+        trials = num_draws * law.most_units[-1]
+        yield stats.binom.sf(trials - innermost.rank.size - 1, trials, none)
 
-    def _ranks(self, unit: np.ndarray) -> Iterator[Any]:
-        """Yields p-values of the ranks of examples within their innermost units."""
-        order, sizes = np.argsort(unit, kind="stable"), np.bincount(unit)
-        rank = np.empty_like(order)
-        rank[order] = np.arange(order.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        of_ranks = [rank == sizes[unit] - 1]
-        for k in np.unique(np.linspace(0, sizes.max() - 1, min(int(sizes.max()), 64)).astype(int)):
-            of_ranks += [rank == k, rank <= k]
-        for chosen in of_ranks:
-            counts = [np.count_nonzero(chosen[draw.examples]) for draw in self._draws]
-            yield _pooled(counts, self._rate[chosen].sum())
+    def _lags(self, subsets: _Subsets) -> Iterator[Any]:
+        """Yields p-values of members that two draws share, for each lag of seeds and epochs."""
+        for lag in [(1, 0), *((0, 2**k) for k in range(20)), *((0, k) for k in range(3, 9))]:
+            yield subsets.repeated(*lag)
 
-    def _unit_pairs(self, unit: np.ndarray) -> Iterator[Any]:
-        """Yields p-values of examples shared by disjoint pairs of draws.
 
-        Sums over all examples of a pair cannot reject by a few pairs, however many examples they
-        share. Counts of one random example of each outermost unit can: they are binomial.
+class _Subsets:
+    """Subsets of siblings that draws take, one for each draw and each group with members.
 
-        Args:
-          unit: Outermost unit of each example: int64[examples].
-        """
-        rng = np.random.default_rng(0)
-        draws_by_key = {(draw.seed, draw.epoch): draw for draw in self._draws}
-        lags = [(1, 0), *((0, 2**k) for k in range(20)), *((0, k) for k in range(3, 9))]
-        for seeds, epochs in lags:
-            counts, apart = list[Any](), list[Any]()
-            for draw in self._draws:
-                later = draws_by_key.get((draw.seed + seeds, draw.epoch + epochs))
-                first = draw.epoch % (2 * epochs) < epochs if epochs else draw.seed % 2 == 0
-                if later is not None and first:
-                    shared = np.intersect1d(draw.examples, later.examples, assume_unique=True)
-                    counts.append((shared.size, self._rate[draw.examples].sum()))
-                    examples = rng.permutation(draw.examples)
-                    examples = examples[np.unique(unit[examples], return_index=True)[1]]
-                    common = np.count_nonzero(np.isin(examples, shared))
-                    apart.append((common, examples.size, self._rate[examples].sum()))
-            if counts:
-                yield _pooled(*np.transpose(counts))
-                count, trials, expected = np.sum(apart, axis=0)
-                yield _binomial(count, trials, expected / max(1, trials))
+    Given its size, a subset is uniform among the subsets of its group, and independent of all
+    others. Numbers of members at given ranks are sums of negatively associated indicators, and so
+    are numbers of disjoint pairs: their tails are those of binomial counts.
 
-    def _together(self, order: np.ndarray, unit: np.ndarray) -> Iterator[Any]:
-        """Yields p-values of pairs: neighbours and any two of a unit, and of two units.
+    Attributes:
+      rank: Rank of each member among the siblings of its group: int64[members].
+      subset: Subset of each member: int64[members].
+      count: Number of members of each subset: int64[subsets].
+      size: Number of siblings in the group of each subset: int64[subsets].
+    """
+
+    def __init__(
+        self,
+        draws: list[_Draw],
+        number: np.ndarray,
+        child: np.ndarray,
+        group: np.ndarray,
+        rank: np.ndarray,
+    ):
+        """Divides members into subsets.
 
         Args:
-          order: Examples, ordered by outermost unit: int64[examples].
-          unit: Outermost unit of each of them.
+          draws: Draws.
+          number: Draw of each entry: int64[entries].
+          child: Unit or example of each entry: int64[entries].
+          group: Group of each unit or example.
+          rank: Rank of each unit or example in its group.
         """
-        rng, place = np.random.default_rng(0), np.arange(order.size)
-        begin, width = np.searchsorted(unit, unit), np.bincount(unit)[unit]
-        in_unit = [np.minimum(place + 1, begin + width - 1)]
-        in_unit.append(begin + (rng.random(order.size) * width).astype(int))
-        for second in (*in_unit, (place + width) % order.size, rng.permutation(place)):
-            is_pair = second != place
-            first, other = order[is_pair], order[second[is_pair]]
-            counts = []
-            for draw in self._draws:
-                present = np.zeros(self._size, bool)
-                present[draw.examples] = True
-                counts.append(np.count_nonzero(present[first] & present[other]))
-            yield _pooled(counts, np.sum(self._law.joint(first, other, 0)))
+        self._draws, self._sizes = draws, np.bincount(group)
+        num_groups, self._width = self._sizes.size, 2 * int(self._sizes.max())
+        keys = np.unique((number * num_groups + group[child]) * self._width + rank[child])
+        block, self.rank = np.divmod(keys, self._width)
+        self._block, self.subset, self.count = np.unique(
+            block, return_inverse=True, return_counts=True
+        )
+        self._draw, self._group = np.divmod(self._block, num_groups)
+        self.size, self._keys = self._sizes[self._group], self.subset * self._width + self.rank
+
+    def ranks(self) -> Iterator[Any]:
+        """Yields p-values of members by rank and by sibling."""
+        share, width = self.count / self.size, self._width // 2
+        count = np.bincount(self.rank, minlength=width)
+        trials, expected = (
+            np.cumsum(np.bincount(self.size - 1, weights, width)[::-1])[::-1]
+            for weights in (None, share)
+        )
+        for total in (np.asarray, np.cumsum):
+            yield _binomial(total(count), total(trials), _ratio(total(expected), total(trials)))
+        last = np.count_nonzero(self.rank == self.size[self.subset] - 1)
+        yield _binomial(last, share.size, share.mean() if share.size else 0.0)
+        first = np.cumsum(self._sizes) - self._sizes
+        sibling = first[self._group[self.subset]] + self.rank
+        count = np.bincount(sibling, minlength=int(self._sizes.sum()))
+        trials, expected = (
+            np.repeat(np.bincount(self._group, weights, self._sizes.size), self._sizes)
+            for weights in (None, share)
+        )
+        yield _binomial(count, trials, _ratio(expected, trials))
+
+    def pairs(self) -> Iterator[Any]:
+        """Yields p-values of disjoint pairs of members at distances of powers of two."""
+        share = self.count * (self.count - 1) / (self.size * np.maximum(1, self.size - 1))
+        for distance in (2**k for k in range((self._width // 2 - 1).bit_length())):
+            for shift in (0, distance):
+                end = self.size + shift
+                pairs = end // (2 * distance) * distance - np.minimum(self.size, shift)
+                pairs += np.maximum(0, end % (2 * distance) - distance)
+                is_first = (self.rank + shift) & distance == 0
+                partner = self.rank[is_first] + distance
+                count = np.count_nonzero(self._holds(self.subset[is_first], partner))
+                yield _binomial(count, pairs.sum(), _ratio(share @ pairs, pairs.sum()))
+
+    def neighbours(self) -> float:
+        """Returns the p-value of ranks that subsets of neighbouring groups in a draw share."""
+        partner = np.arange(1, self.count.size + 1)
+        return self._shared(np.where(np.diff(self._draw, append=-1) == 0, partner, -1))
+
+    def repeated(self, seeds: int, epochs: int) -> float:
+        """Returns the p-value of members that are drawn again after some seeds and epochs."""
+        if not self.size.size:
+            return 1.0
+        number = {(draw.seed, draw.epoch): k for k, draw in enumerate(self._draws)}
+        later = [number.get((d.seed + seeds, d.epoch + epochs), -1) for d in self._draws]
+        draw = np.array(later, np.int64)[self._draw]
+        block = np.where(draw < 0, -1, draw * self._sizes.size + self._group)
+        place = np.minimum(np.searchsorted(self._block, block), self._block.size - 1)
+        return self._shared(np.where(self._block[place] == block, place, -1))
+
+    def halves(self, probability: float) -> Iterator[Any]:
+        """Yields p-values of independent members of half of each group.
+
+        Subsets count whose other half has members, so that an empty one is not overlooked.
+
+        Args:
+          probability: Probability of each member.
+        """
+        is_lower = 2 * self.rank < self.size[self.subset]
+        for in_half, sizes in ((is_lower, -(-self.size // 2)), (~is_lower, self.size // 2)):
+            counts = np.bincount(self.subset[~in_half], minlength=self.size.size) > 0
+            count = np.count_nonzero(in_half & counts[self.subset])
+            yield _binomial(count, sizes[counts].sum(), probability)
+
+    def _shared(self, partner: np.ndarray) -> Any:
+        """Returns the p-value of ranks that are in a subset and its partner; -1 is none."""
+        second = partner[self.subset]
+        is_trial = (second >= 0) & (self.rank < self.size[second])
+        second, rank = second[is_trial], self.rank[is_trial]
+        expected = (self.count[second] / self.size[second]).sum()
+        count = np.count_nonzero(self._holds(second, rank))
+        return _binomial(count, second.size, _ratio(expected, second.size))
+
+    def _holds(self, subset: np.ndarray, rank: np.ndarray) -> np.ndarray:
+        return np.isin(subset * self._width + rank, self._keys, assume_unique=True)
+
+
+def _ratio(numerator: Any, denominator: Any) -> Any:
+    return numerator / np.maximum(1, denominator)
 
 
 def _cut_pvalues(sampler: BatchSampler, law: RowLaw) -> Iterator[tuple[str, list[Any]]]:

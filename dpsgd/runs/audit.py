@@ -3,59 +3,48 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 
 from dpsgd.audit.report import UNSEEN, AuditReport, CheckResult
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.noise import Noise
 from dpsgd.engine.programs import Parts, compilation
 from dpsgd.runs.optimizer import optimizer
-from dpsgd.runs.spec import REGISTRIES, Optimizer
+from dpsgd.runs.spec import OPTIMIZERS, Optimizer
 from dpsgd.runs.task import arrays_digest
-from samplers import BatchSampler
 
 PyTree = Any
 
 
-def conformance(parts: Iterable[Any], progress: Callable[[str], None]) -> AuditReport:
-    """Returns the results of the conformance checks of parts from other packages.
+def conformance(part: Optimizer, progress: Callable[[str], None]) -> AuditReport:
+    """Returns the conformance check of an optimizer from another package.
+
+    The report is empty for built-in optimizers. The audit of a run covers all other parts.
 
     Args:
-      parts: Noises, clipping rules and optimizers of a `RunSpec`, and samplers.
+      part: Optimizer of a `RunSpec`.
       progress: Function of one line of text.
     """
-    results = []
-    for registry, part in itertools.product(REGISTRIES.values(), parts):
-        if isinstance(part, registry.base) and type(part) not in registry.built_in.values():
-            name = f"{registry.noun} {registry.name_of(type(part))}"
-            progress(f"checking the {name}")
-            failure = _failure(part)
-            name = f"the {name} passes its conformance check"
-            results.append(CheckResult(name, not failure, failure))
-    return AuditReport(tuple(results))
+    if type(part) in OPTIMIZERS.built_in.values():
+        return AuditReport(())
+    name = f"the {OPTIMIZERS.noun} {OPTIMIZERS.name_of(type(part))}"
+    progress(f"checking {name}")
+    failure = _failure(part)
+    return AuditReport((CheckResult(f"{name} passes its conformance check", not failure, failure),))
 
 
 @functools.cache
-def _failure(part: Any) -> str:
-    """Returns the first failed conformance check of a part, or ""."""
-    from dpsgd.audit import conformance as checks  # imports scipy.stats, for few runs
+def _failure(part: Optimizer) -> str:
+    """Returns the first failed conformance check of an optimizer, or ""."""
+    from dpsgd.audit.conformance import check_optimizer  # imports scipy.stats, for few runs
 
     try:
-        if isinstance(part, Noise):
-            checks.check_noise(part)
-        elif isinstance(part, Optimizer):
-            checks.check_optimizer(optimizer(part))
-        elif isinstance(part, BatchSampler):
-            checks.check_sampler(part)
-        else:
-            checks.check_rule(part)
+        check_optimizer(optimizer(part))
     except Exception as error:  # AssertionError, or what the user's class raises
         lines = str(error).splitlines() or [type(error).__name__]
         failed = next((line for line in lines if line.startswith("FAIL")), lines[0])

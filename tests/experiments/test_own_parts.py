@@ -70,18 +70,6 @@ class Steps(Optimizer):
 
 
 @dataclass(frozen=True)
-class Free(Independent):
-    def privacy(self, sampler, noise_multiplier):
-        return super().privacy(sampler, 9 * noise_multiplier)
-
-
-@dataclass(frozen=True)
-class Loud(FlatClipping):
-    def factors(self, group_norms, l2_clip_norm, counts):
-        return super().factors(group_norms, 2 * l2_clip_norm, counts)
-
-
-@dataclass(frozen=True)
 class Growing(Optimizer):
     def transformation(self, step_size):
         STARTS.append(0)
@@ -235,8 +223,6 @@ UNUSABLE = {
     ("noise", "Unpriced"): "the noise own_parts:Unpriced lacks add",
     ("clipping", "Bare"): "the clipping rule own_parts:Bare must be a frozen dataclass",
     ("optimizer", "Hidden"): "optimizer own_parts:Hidden is compared without its power",
-    ("noise", "Free"): "noise own_parts:Free passes its conformance check' failed (the cost of a",
-    ("clipping", "Loud"): "rule own_parts:Loud passes its conformance check' failed",
     ("optimizer", "Growing"): "optimizer own_parts:Growing passes its conformance check' failed",
 }
 

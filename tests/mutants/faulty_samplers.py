@@ -214,6 +214,14 @@ def first_unit_favoured(found, step):
     return np.sort(found).astype(np.int32)
 
 
+def late_shelves_favour_the_first(found, self, step):
+    """At the end, the first example of every second shelf of 16 is drawn in place of another."""
+    shelf, rank = np.divmod(found, 16)
+    starts = np.flatnonzero(np.diff(shelf, prepend=-1))
+    rank[starts[(shelf[starts] + step) % 2 * (4 * step > 3 * self.steps) > 0]] = 0
+    return shelf * 16 + rank
+
+
 def units_stay(found, self, seed, step):
     """Units are drawn for two steps, and their examples for each."""
     current, first = (self.episode(seed, s).units[0] for s in (step, step - step % 2))
@@ -407,6 +415,9 @@ FAULTS = {
     "StepsBy2Share": {"members": before(lambda step: {"step": step // 2})},
     "StepsBy16Share": {"members": before(lambda step: {"step": step % 16})},
     "UnitsStay": {"members": after(units_stay)},
+    "LateShelvesFavourTheFirst": {"members": after(late_shelves_favour_the_first)},
+    "LateStepsShare": {"members": before(lambda self, step: {
+        "step": step - step % 2 * (4 * step > 3 * self.steps)})},
     "OneUnitTooMany": other_draws(lambda first, *rest: (first + 1, *rest)),
     "PairsOfAShelf": in_pairs((20, 4, 4), (10, 2, 2), 1),
     "OneShelfForTwo": other_draws(lambda shops, *_: (shops, 1, 8)),

@@ -116,6 +116,7 @@ BUGS = [
     (dataclasses.replace(CUT, max_batch_size=22), "CapNotKept"),
     (Multistage(MANY, (6, 1, 2), steps=200), "UnitsStay"),
     (Multistage(LARGE, (16, 16, 16), steps=200), "SeedIgnoredInUnits StepsBy2Share"),
+    (Multistage(LARGE, (16, 8, 8), steps=2_003), "LateShelvesFavourTheFirst LateStepsShare"),
     (PASSED, "LastPassDropped PassesOverlap"),
     (dataclasses.replace(PASSED, max_batch_size=40), "LastPassDropped"),
     (
@@ -165,6 +166,7 @@ def planted_bugs():
     "NeighboursTogether*",
     "BorderLeftOut*",
     "OneUnitTooMany*",
+    "Late*-Multistage",
     "AnotherOrder*",
     "C*",
     "FirstRowsKept*",

@@ -1,7 +1,7 @@
 """Checks batches, steps and noise of the training loop's blocks.
 
-`train_blocks` runs the first steps of the remaining run, a full block among them, some in its
-middle, and its last. The first and the last resume after one step at the run's own scales, which
+`train_blocks` runs the first steps of the remaining run, some in its middle, and its last, with a
+full block at both ends. The first and the last resume after one step at the run's own scales, which
 must equal the release of the drawn batch. Compared are the size of every batch, its
 number of marked rows, whose floats are NaN, and the noise of every step with that of key and step.
 """
@@ -30,11 +30,11 @@ STEPS = "blocks use the keys, scales and steps of the run"
 FIRST = "the loop's first step releases the gradient of its batch"
 _COPIES = "every device has the same state"
 
-_SHORT = 2  # steps of a block, except for the first full one, unless that costs seconds
-_LAST = 4  # last steps: one alone, and two blocks at least
+_SHORT = 2  # steps of a block, except for full ones at both ends, unless these cost seconds
+_LAST = 4  # last steps, if no block is full: one alone, and two blocks at least
 _MIDDLE = 5  # steps somewhere in the middle, of three blocks or more
 _ATTEMPT = 1
-_WORK = 2**32  # coordinates of gradients formed in a full block, at most
+_WORK = 2**32  # coordinates of gradients formed in full blocks, at most
 
 
 def block_checks(probe: Probe) -> list[CheckResult]:
@@ -113,8 +113,9 @@ class _Blocks:
         self._dispatched = Dispatched(probe, _ATTEMPT)
         self._expected = ExpectedNoise(probe)
         self._all = range(probe.first_step, probe.mechanism.sampler.num_steps)
-        fits = size * probe.places * probe.layout.block_steps <= _WORK
-        self._first = None if fits else _SHORT  # period of the ends of the first blocks
+        work = size * probe.places * probe.layout.block_steps
+        self._first = None if work <= _WORK else _SHORT  # period of the ends of the first blocks
+        self._last = None if 3 * work <= _WORK else _SHORT  # of the last ones
         self._places = [
             np.asarray(indices)
             if k in (*probe.tables, *probe.frozen)
@@ -128,7 +129,11 @@ class _Blocks:
         steps, resumes = self._all, not self._probe.tables  # pending noise has no copies
         stop = steps.start + resumes + (self._first or self._probe.layout.block_steps)
         first = range(steps.start, min(steps.stop, stop))
-        last = range(max(first.stop, steps.stop - _LAST), steps.stop)
+        block_steps = self._probe.layout.block_steps
+        last_steps = _LAST  # or one alone, a full block, and the run's own last one
+        if self._last is None:
+            last_steps = 2 + block_steps + (len(steps) - 1) % block_steps
+        last = range(max(first.stop, steps.stop - last_steps), steps.stop)
         middle = self._middle(first, last)
         segments = [segment for segment in (first, middle, last) if segment]
         for segment in segments:
@@ -190,7 +195,11 @@ class _Blocks:
 
         The buffers of `state` are donated.
         """
-        flush_every = self._first if steps.start <= self._all.start + 1 else _SHORT
+        flush_every: int | None = _SHORT
+        if steps.start <= self._all.start + 1:
+            flush_every = self._first
+        elif steps.stop == self._all.stop:
+            flush_every = self._last
         flush_every = steps.stop if len(steps) == 1 else flush_every
         rows, stop = [], steps.start
         blocks = self._probe.blocks(

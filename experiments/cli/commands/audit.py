@@ -111,8 +111,7 @@ def coupled(
     run_parts = algorithm, mechanism, state.params, task.generated(probe_rows(mechanism))
     claim: Any = {"claimed": claimed or mechanism.sampler, "laws": True}
     checks = audit_program(*run_parts, state=state, root=RootKey.shared(), **claim).checks
-    own_parts = mechanism.sampler, spec.noise, spec.optimizer, spec.clipping
-    checks += conformance(own_parts, progress).checks
+    checks += conformance(spec.optimizer, progress).checks
     if refinement is not None:
         checks += audit_queries(refinement, mechanism, state.params, task.generated(ROWS)).checks
     return AuditReport(checks)

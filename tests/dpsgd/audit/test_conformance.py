@@ -10,18 +10,30 @@ import pytest
 
 from accounting import Bound
 from accounting.profile import UpperEnd
-from dpsgd import BandedToeplitz, Independent, LazyTables, averaged, dpsgd, with_rows
+from dpsgd import (
+    BandedToeplitz,
+    Independent,
+    LazyTables,
+    Mechanism,
+    averaged,
+    dpsgd,
+    with_rows,
+)
+from dpsgd.audit.audit import audit_program
 from dpsgd.audit.conformance import (
     check_clipping,
     check_noise,
     check_optimizer,
+    check_rule,
     check_sampler,
     check_task,
 )
 from dpsgd.audit.laws import law_checks
+from dpsgd.audit.prices import PRICE
 from dpsgd.engine.queries import Refinement
+from dpsgd.gradients.rules import PerLayerClipping
 from dpsgd.noise import registry
-from samplers import Deterministic, Poisson
+from samplers import Deterministic, Poisson, Shuffle
 from samplers.settings import KINDS
 from tests.dpsgd.audit.test_draws import SAMPLERS, SIZES
 
@@ -193,7 +205,20 @@ def cheap_twice(self, sampler, sigma, attempts, **how):
     return Independent.privacy_of(self, sampler, sigma, attempts[:1], **how)
 
 
+def cheap_under(kind, below=9.0):
+    """A cost of half the noise that is stated under one kind of sampler alone, or at low sigma."""
+
+    def privacy(self, sampler, sigma):
+        cheap = isinstance(sampler, kind) and sigma < below
+        return sampler.privacy((1 + cheap) * sigma)
+
+    return {"privacy": privacy}
+
+
 FAULTY_NOISES = {
+    "CheapUnderPoisson": (cheap_under(Poisson), "a run under Poisson"),
+    "CheapUnderShuffling": (cheap_under(Shuffle), "a run under Shuffle"),
+    "CheapAtLowNoise": (cheap_under(Deterministic, 0.9), "noise multiplier 0.5"),
     "Faint": ({"add": faint}, "a step releases what the definition"),
     "Cheap": ({"privacy": priced_as_independent(2)}, "cost"),
     "CheapPart": ({"privacy_of": cheap_part}, "cost"),
@@ -211,6 +236,28 @@ def test_noise_of_too_many_bands_is_refused_at_any_price():
     cheap = faulty(BandedToeplitz, privacy=priced_as_independent(1))((4.0, 2.0, 1.0))
     with pytest.raises(ValueError, match="more than the minimum separation 2"):
         check_noise(cheap, sampler=Deterministic(16, 8, 12))
+
+
+def test_audit_prices_an_own_noise_at_the_run_s_settings():
+    noise = faulty(Independent, **cheap_under(Poisson, 0.4))()
+    mechanism = Mechanism(Poisson(64, 8), 0.3, 0.5, noise)
+    report = audit_program(dpsgd(loss, optax.sgd(0.1)), mechanism, PARAMS, ROWS)
+    assert [check.name for check in report.checks if not check.passed] == [PRICE]
+
+
+def test_a_rule_is_checked_on_parameters_that_its_groups_match():
+    rule = PerLayerClipping(("table", "w"))
+    with pytest.raises(ValueError, match="needs parameters to group: clip_groups: no pattern"):
+        check_rule(rule)
+    assert check_rule(rule, PARAMS).passed
+    loose = faulty(
+        PerLayerClipping,
+        factors=lambda self, norms, clip, counts: PerLayerClipping.factors(
+            self, norms, 2 * clip, counts
+        ),
+    )
+    with pytest.raises(AssertionError, match="a step releases what the definition"):
+        check_rule(loose(("table", "w")), PARAMS)
 
 
 def test_a_faulty_clipping_is_refused():

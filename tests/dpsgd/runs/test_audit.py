@@ -10,8 +10,10 @@ from tiny_task import Line, config_of, line, run_and_stop, short_blocks
 from dpsgd import resume, run
 from dpsgd.audit.report import UNSEEN
 from dpsgd.core import gaussian
+from dpsgd.core.noise import Independent
 from dpsgd.core.segments import Segment
 from dpsgd.engine import feed, loop, programs
+from dpsgd.gradients.rules import FlatClipping
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import audit, job
 from dpsgd.runs.job import Job
@@ -42,6 +44,36 @@ def half_noise(monkeypatch):
 def test_a_run_with_too_little_noise_leaves_no_files(half_noise, tmp_path):
     with pytest.raises(ValueError, match=r"a step releases what the definition.*do not train it"):
         run(Line(width=499), config_of(audit=True), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+@dataclasses.dataclass(frozen=True)
+class Free(Independent):
+    """Noise that is priced as nine times as much."""
+
+    def privacy(self, sampler, noise_multiplier):
+        return super().privacy(sampler, 9 * noise_multiplier)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loud(FlatClipping):
+    """A rule that clips to twice the norm."""
+
+    def factors(self, group_norms, l2_clip_norm, counts):
+        return super().factors(group_norms, 2 * l2_clip_norm, counts)
+
+
+OWN = {
+    "noise": (Free(), "the cost of a noise is proved.*a run under BallsAndBins"),
+    "clipping": (Loud(), "a step releases what the definition of DP-SGD does"),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_an_own_part_that_breaks_its_claim_is_refused(kind, tmp_path):
+    part, wrong = OWN[kind]
+    with pytest.raises(ValueError, match=wrong):
+        run(line, config_of(audit=True, **{kind: part}), tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 

@@ -132,6 +132,16 @@ def of_several_steps(blocks):
     return blocks[-1][1] - blocks[-1][0] > 2
 
 
+def full_near_the_end(blocks):
+    start, stop = blocks[-1]
+    return stop - start == 64 and start > 64
+
+
+def as_short_as_the_last_of_the_run(blocks):
+    start, stop = blocks[-1]
+    return stop == SHUFFLE.num_steps and stop - start == SHUFFLE.num_steps % 64
+
+
 def no_noise_in_the_first_block(patch):
     first_steps = []
 
@@ -157,6 +167,8 @@ def the_keys_of_the_first_attempt(patch):
         (public_key(after_the_first), {STEPS}, SHUFFLE),
         (public_key(in_the_middle_of_the_run), {STEPS}, SHUFFLE),
         (public_key(continued_before_the_last), {STEPS}, SHUFFLE),
+        (public_key(full_near_the_end), {STEPS}, SHUFFLE),
+        (public_key(as_short_as_the_last_of_the_run), {STEPS}, SHUFFLE),
         (public_key(of_several_steps), {STEPS}, Shuffle(N, 20)),  # 12 steps: no block is full
         (no_noise_in_the_first_block, {FIRST}, SHUFFLE),
         (the_keys_of_the_first_attempt, {STEPS}, SHUFFLE),
