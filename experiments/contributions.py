@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from accounting import Bound
 from accounting.attack import implied_advantage
 from dpsgd.core.guarantee import ADJACENCY, attack_in_words
 from experiments.papers.contribution import bias_bounds, sum_error, sum_sweet_spot
-from experiments.tasks.clicks.encoding import EMPTY, texts
+from experiments.tasks.clicks.encoding import EMPTY
 from experiments.tasks.files import open_rows
-from experiments.tasks.kinds import Number
+from experiments.tasks.kinds import Number, User
 from experiments.tasks.splits import ColumnError
 from experiments.tasks.streams import DataError
 
@@ -59,30 +58,24 @@ def read(path: Path, user: str, loss: str | None = None) -> Usage:
     """
     columns = [user] if loss is None else [user, loss]
     file, rows = open_rows(path, columns), 0
-    users, losses = [pa.array([], pa.string())], [np.zeros(0)]
+    users, losses = [np.zeros(0, object)], [np.zeros(0)]
+    finite = Number(bounds=(-math.inf, math.inf))
     for batch in file.batches(dict.fromkeys(columns, pa.string())):
         try:
-            users.append(texts(batch[user], user))
-            _refuse_missing(np.asarray(pc.equal(users[-1].fill_null(""), "")), user, "a user")
+            users.append(User().decode(batch[user], user).values)
             if loss is not None:
-                decoded = Number().decode(batch[loss], loss)
-                _refuse_missing(decoded.missing, loss, "a finite number")
-                losses.append(decoded.values)
+                losses.append(finite.decode(batch[loss], loss).values)
         except ColumnError as error:
             raise file.located(error, rows) from None
         rows += len(users[-1])
     if not rows:
         raise DataError(path, EMPTY)
-    user_ids = np.asarray(pa.concat_arrays(users).dictionary_encode().indices)
+    names = pa.array(np.concatenate(users), pa.binary())
+    user_ids = np.asarray(names.dictionary_encode().indices)
     counts = np.bincount(user_ids)
     return Usage(
         counts, None if loss is None else np.bincount(user_ids, np.concatenate(losses)) / counts
     )
-
-
-def _refuse_missing(missing: np.ndarray, column: str, expected: str) -> None:
-    for row in np.flatnonzero(missing)[:1]:
-        raise ColumnError.unexpected(None, expected, column=column, row=int(row))
 
 
 def lines(usage: Usage, epsilon: float) -> list[str]:

@@ -11,12 +11,12 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import accounting
 from accounting import (
     BallsAndBinsProfile,
     MultistageProfile,
     PoissonProfile,
     ShuffleProfile,
-    TrialCount,
     UnitsThenPoissonProfile,
     UserPoissonProfile,
     attack_advantage,
@@ -83,7 +83,7 @@ def advantage(bins: int, epochs: int) -> Iterator[Figure]:
 
 # --------------------------------------------------------------------------------- hard questions
 
-NAMES = {
+NAMES = {name: getattr(accounting, name) for name in accounting.__all__} | {
     "B": BallsAndBinsProfile,
     "M": MultistageProfile,
     "P": PoissonProfile,
@@ -92,11 +92,8 @@ NAMES = {
     "Cap": Cap,
     "U": UserPoissonProfile,
     "V": UnitsThenPoissonProfile,
-    "TrialCount": TrialCount,
-    "attack_advantage": attack_advantage,
-    "calibrate": calibrate,
-    "calibrate_advantage": calibrate_advantage,
 }
+"""Names in the questions."""
 
 QUESTIONS = (
     "P(.3, .1, 10**4).epsilon(1e-6)",
@@ -154,7 +151,7 @@ def hard() -> Iterator[Figure]:
     longest, refused = 0.0, 0
     for question in QUESTIONS:
         try:
-            answer, (seconds,) = timed(functools.partial(eval, question, dict(NAMES)))
+            answer, (seconds,) = timed(functools.partial(eval, question, NAMES))
         except ArithmeticError as error:
             answer, seconds, refused = error, 0.0, refused + 1
         longest = max(longest, seconds)

@@ -47,7 +47,7 @@ def compute(job: Job) -> list[dict[str, Any]]:
     """Returns the bound of each sampler at one noise multiplier."""
     num_examples = job["steps"] * job["batch_size"]
     samplers = comparison.all_samplers(num_examples, job["batch_size"], epochs=1)
-    profiles = {
+    profiles: dict[str, comparison.Profiles] = {
         **{name: sampler.privacy for name, sampler in samplers.items()},
         comparison.MONTE_CARLO: partial(MonteCarloProfile, bins=job["steps"], **ESTIMATOR),
     }

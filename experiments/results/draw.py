@@ -61,9 +61,9 @@ def draw_rows(groups: Sequence[tuple[str, Sequence[View]]], columns: int | None 
     columns = columns or max(len(views) for _, views in groups)
     heights = [math.ceil(len(views) / columns) for _, views in groups]
     figure = blank(0.6 + 4.8 * columns, 4.1 * sum(heights))
-    subfigures: Sequence[Figure | SubFigure] = [figure]
+    subfigures: list[Any] = [figure]
     if len(groups) > 1:
-        subfigures = figure.subfigures(len(groups), 1, height_ratios=heights)
+        subfigures = list(figure.subfigures(len(groups), 1, height_ratios=heights))
     for subfigure, height, (title, views) in zip(subfigures, heights, groups, strict=True):
         places = subfigure.subfigures(height, columns, squeeze=False).ravel()
         for place, view in zip(places, views, strict=False):

@@ -10,12 +10,12 @@
 - `Integer`, `HourOfWeek`, `Hexadecimal`: fields of Criteo's files.
 
 A text in a CSV file and the value that it stands for in a Parquet file become equal. The empty text
-and null are missing.
+and null are missing. `decode` takes the values of a column, [rows], and its name, and raises a
+ColumnError for the first invalid row.
 """
 
 from __future__ import annotations
 
-import abc
 import binascii
 from collections.abc import Sequence
 from contextlib import suppress
@@ -49,24 +49,8 @@ class Decoded(NamedTuple):
     """bool[rows]."""
 
 
-class Kind(abc.ABC):
-    """Kind of the values of a column."""
-
-    @abc.abstractmethod
-    def decode(self, array: pa.Array, column: str) -> Decoded:
-        """Decodes the values of a column.
-
-        Args:
-            array: Values of the column, [rows].
-            column: Name of the column, for errors.
-
-        Raises:
-            ColumnError: For the first invalid row.
-        """
-
-
 @dataclass(frozen=True)
-class Label(Kind):
+class Label:
     """Labels 0 and 1, or indices of declared `classes`.
 
     >>> Label(("no", "yes")).decode(pa.array(["yes", "no"]), "bought").values
@@ -89,7 +73,7 @@ class Label(Kind):
 
 
 @dataclass(frozen=True)
-class Number(Kind):
+class Number:
     """Finite numbers, float64; within float32 unless `logarithmic`.
 
     >>> Number().decode(pa.array(["1.5", None]), "age").values
@@ -127,7 +111,8 @@ class Number(Kind):
         _refuse(np.abs(numbers) > most, values, column, expected)
         if self.bounds:
             _refuse(np.isnan(numbers), values, column, expected)
-            numbers = np.clip(numbers, *self.bounds)
+            low, high = self.bounds
+            numbers = np.clip(numbers, low, high)
         return Decoded(numbers, np.isnan(numbers))
 
     def _parsed(self, texts: pa.Array, values: pa.Array, column: str) -> pa.Array:
@@ -143,7 +128,7 @@ class Number(Kind):
 
 
 @dataclass(frozen=True)
-class Category(Kind):
+class Category:
     """Texts, integers, booleans or dates: hashed to uint64, or indices of declared values.
 
     >>> Category(values=("small", "large")).decode(pa.array(["large", "huge"]), "size")
@@ -165,7 +150,7 @@ class Category(Kind):
 
 
 @dataclass(frozen=True)
-class User(Kind):
+class User:
     """Texts, integers, booleans or dates that name users, none missing: bytes.
 
     >>> User().decode(pa.array(["ann", "bob"]), "user").values
@@ -183,7 +168,7 @@ class User(Kind):
 
 
 @dataclass(frozen=True)
-class Integer(Kind):
+class Integer:
     """Decimal integers, int64; the value `missing` stands for a missing one.
 
     >>> Integer(missing=-1).decode(pa.array(["12", "-1"]), "clicks").missing
@@ -246,7 +231,7 @@ class HourOfWeek(Integer):
 
 
 @dataclass(frozen=True)
-class Hexadecimal(Kind):
+class Hexadecimal:
     """Numbers of 32 bits in eight hexadecimal digits, uint64; missing if empty.
 
     >>> Hexadecimal().decode(pa.array(["000000ff", ""]), "C1").values
@@ -270,6 +255,10 @@ class Hexadecimal(Kind):
             _refuse(wrong, texts, column, self.expected)
             raise
         return Decoded(values, ~present)
+
+
+Kind = Label | Number | Category | User | Integer | Hexadecimal
+"""Kind of the values of a column."""
 
 
 # --- Arrays --------------------------------------------------------------------------------------

@@ -130,7 +130,8 @@ class Target:
     def generated(self, rng: np.random.Generator, count: int) -> Array:
         """Returns labels of synthetic probe rows, uniform."""
         if self.kind == "number":
-            return rng.uniform(*self.bounds, count).astype(self.dtype)
+            low, high = self.bounds
+            return rng.uniform(low, high, count).astype(self.dtype)
         if self.kind == "classes":
             return rng.integers(0, self.outputs, count, np.int32)
         return rng.integers(0, 2, count).astype(self.dtype)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from accounting.records import Count, Ge, Record
+from accounting.records import Count, Ge, Must, Record
 from experiments.tasks.splits import (
     SPLITS,
     ColumnError,
@@ -26,7 +26,7 @@ from experiments.tasks.tfds import DataSet, SourceError
 class Sizes(Record):
     """Settings that decide the shapes of the network's parameters."""
 
-    shape: tuple[Count, Count, Count]
+    shape: Annotated[tuple[Count, ...], Must("height, width and channels", lambda x: len(x) == 3)]
     """Height, width and channels of an image."""
     classes: Annotated[int, Ge(2)]
     """Number of classes."""
