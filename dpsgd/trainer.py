@@ -30,8 +30,7 @@ from dpsgd.engine.queries import Refinement
 from dpsgd.engine.sources import RowSource, SourceColumn
 from dpsgd.noise.keys import Keys
 from dpsgd.runs.job import Journal, Training
-from dpsgd.runs.log import MetricWriter, TrainingLog
-from dpsgd.runs.writers import writer_of
+from dpsgd.runs.log import MetricWriter, TrainingLog, writer_of
 from samplers import Population, UnitData
 
 PyTree = Any

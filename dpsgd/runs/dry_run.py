@@ -14,16 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpsgd.core.guarantee import Guarantee
+from dpsgd.core.noise import Independent
 from dpsgd.core.segments import Segment
 from dpsgd.engine.loop import train_blocks
 from dpsgd.engine.placement import Placement
 from dpsgd.runs.job import Job, Training
 from dpsgd.runs.log import Stages
-from dpsgd.runs.mechanism import with_any_noise
+from dpsgd.runs.mechanism import resolved
 from dpsgd.runs.plan import Execution, plan_run
 from dpsgd.runs.recommendation import RecommendationRequest
 from dpsgd.runs.resolve import Rows
-from dpsgd.runs.spec import RunSpec
+from dpsgd.runs.spec import NoiseMultiplier, RunSpec
 from dpsgd.runs.task import Task
 from samplers import Deterministic
 
@@ -129,7 +130,10 @@ def timed(task: Task, spec: RunSpec, rows: Rows) -> Timing:
       spec: Settings of the run; its noise does not matter.
       rows: Training rows, read for their shapes and dtypes only, and their population.
     """
-    job = Job.of_task(task, with_any_noise(spec, rows[1]), rows=rows)
+    noise = Independent() if spec.noise.bands == "auto" else spec.noise
+    privacy = NoiseMultiplier(1.0) if spec.private else spec.privacy
+    spec = dataclasses.replace(spec, noise=noise, privacy=privacy, calibration="none")
+    job = Job.of_task(task, resolved(spec, rows[1]), rows=rows)
     return time_steps(job, flush_every=getattr(spec.tables, "flush_every", None))
 
 

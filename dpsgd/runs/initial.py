@@ -6,7 +6,6 @@ so that a file takes no more memory than its size.
 
 from __future__ import annotations
 
-import math
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -145,24 +144,21 @@ def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
       ValueError: if the file is damaged, lacks an array of `like` or holds others, or has entries
         that are not finite after a cast.
     """
-    shapes = _stored_shapes(path)
-    if "ledger_head" in shapes:
+    stored = _stored_arrays(path)
+    if "ledger_head" in stored:
         raise ValueError(
             f"{path} is a checkpoint, which is not released: finish its run by `dpsgd resume`"
         )
     leaves = zip(leaf_names(like), jax.tree_util.tree_leaves_with_path(like), strict=True)
-    names = [_stored_name(path, shapes, name, *leaf) for name, leaf in leaves]
-    if extra := sorted(shapes.keys() - {*names}):
+    names = [_stored_name(path, stored, name, *leaf) for name, leaf in leaves]
+    if extra := sorted(stored.keys() - {*names}):
         extra_names = ", ".join(f"{name!a:.80}" for name in extra[:5])
         raise _ParameterMismatch(
             f"{path} has arrays that the model does not: {extra_names}; remove them"
         )
-    with _located(path), zipfile.ZipFile(path) as file:
-        arrays = [
-            np.lib.format.read_array(file.open(f"{name}.npy"), allow_pickle=False) for name in names
-        ]
 
-    def checked(name: str, array: np.ndarray, leaf: Any) -> jax.Array:
+    def checked(name: str, leaf: Any) -> jax.Array:
+        array = stored[name]
         if not cast and array.dtype != leaf.dtype:
             raise ValueError(f"{path}: {name} is {array.dtype}, expected {leaf.dtype}")
         with np.errstate(over="ignore"):
@@ -172,16 +168,16 @@ def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
         return jnp.asarray(array)
 
     like_leaves, structure = jax.tree.flatten(like)
-    return jax.tree.unflatten(structure, map(checked, names, arrays, like_leaves))
+    return jax.tree.unflatten(structure, map(checked, names, like_leaves))
 
 
 def _stored_name(
-    path: Path, shapes: Mapping[str, Any], leaf_name: str, key_path: Any, leaf: Any
+    path: Path, arrays: Mapping[str, Any], leaf_name: str, key_path: Any, leaf: Any
 ) -> str:
     """Returns the stored name of a leaf: its key path, dotted or not, or its name."""
     dotted = jax.tree_util.keystr(key_path, simple=True, separator=".")
     for name in (jax.tree_util.keystr(key_path), dotted, leaf_name):
-        if (stored := shapes.get(name)) is None:
+        if (stored := arrays.get(name)) is None:
             continue
         floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in (stored, leaf)]
         if stored.shape == leaf.shape and (all(floats) or stored.dtype == leaf.dtype):
@@ -196,30 +192,21 @@ def _stored_name(
     )
 
 
-def _stored_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and dtypes of stored arrays by name.
+def _stored_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Returns stored arrays by name.
 
     Raises ValueError if the file is damaged or compressed, holds objects, or repeats a name.
     """
-    shapes = dict[str, jax.ShapeDtypeStruct]()
-    headers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    with _located(path), zipfile.ZipFile(path) as file:
-        for info in file.infolist():
-            printable, name = f"{info.filename!a:.80}", info.filename.removesuffix(".npy")
-            with file.open(info) as member:
-                if (read_header := headers.get(np.lib.format.read_magic(member))) is None:
-                    raise ValueError(f"{printable} is not a numeric array")
-                shape, _, dtype = read_header(member)
-                size = member.tell() + math.prod(shape) * dtype.itemsize
-            if dtype.hasobject or size != info.file_size or name in shapes:
-                raise ValueError(f"{printable} is truncated, not numeric, or stored twice")
+    with _located(path), np.load(path, allow_pickle=False) as file:
+        members = file.zip.infolist()
+        for info in members:
             if info.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{printable} is compressed; write the file by numpy.savez")
-            shapes[name] = jax.ShapeDtypeStruct(shape, dtype)
-    return shapes
+                raise ValueError(f"{info.filename!a:.80} is compressed; write it by numpy.savez")
+        stored = {name: file[name] for name in file.files}
+        numeric = [isinstance(array, np.ndarray) for array in stored.values()]
+        if len(stored) < len(members) or not all(numeric):
+            raise ValueError("an entry is not a numeric array, or stored twice")
+    return stored
 
 
 @contextmanager
@@ -227,6 +214,6 @@ def _located(path: Path) -> Iterator[None]:
     """Turns errors about damaged bytes into a ValueError with the path."""
     try:
         yield
-    except DAMAGED as error:
+    except (*DAMAGED, MemoryError) as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ValueError(f"{path} is damaged, or not an .npz file: {kind}{error}") from None

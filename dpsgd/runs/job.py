@@ -30,15 +30,10 @@ from dpsgd.engine.queries import Refinement, refine, sums_run
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.noise.keys import Keys, RootKey
 from dpsgd.runs.audit import NOT_MADE, once, probe_rows, verdict
-from dpsgd.runs.environment import code_digest, environment
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.mechanism import ResolvedRun
-from dpsgd.runs.optimizer import (
-    algorithm_of,
-    hyperparameters,
-    step_sizes,
-    with_hyperparameters,
-)
+from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
+from dpsgd.runs.result import code_digest, environment
 from dpsgd.runs.spec import RunSpec, config_digest
 from dpsgd.runs.task import Task, data_digest, exceptions_of, refinement_of, rows_of
 from dpsgd.runs.terms import Terms
@@ -91,7 +86,7 @@ class Training:
       audited: True to audit the run before it begins or resumes.
       data_on: Location of the data, see `train_blocks`.
       block_steps: Number of steps per dispatch.
-      step_sizes: Arguments of `hyperparameters`; None to leave the optimizer's state unchanged.
+      hyperparameters: Numbers in the optimizer's state; None to leave it unchanged.
       task: Task that is trained, whose equal jobs share audit reports; None to share none.
     """
 
@@ -107,7 +102,7 @@ class Training:
     audited: bool
     data_on: Literal["device", "host"] | None
     block_steps: int = BLOCK_STEPS
-    step_sizes: Mapping[str, Any] | None = None
+    hyperparameters: Mapping[str, float] | None = None
     task: Any = None
 
     @property
@@ -145,10 +140,9 @@ class Training:
 
     def scheduled(self, state: TrainState) -> TrainState:
         """Returns `state` with the step sizes of this training."""
-        if self.step_sizes is None:
+        if self.hyperparameters is None:
             return state
-        numbers = hyperparameters(**self.step_sizes)  # new arrays: a state's buffers are donated
-        return state._replace(opt_state=with_hyperparameters(state.opt_state, numbers))
+        return with_hyperparameters(state, self.hyperparameters)
 
     def shapes(self) -> TrainState:
         """Returns shapes and dtypes of a state without pending noise."""
@@ -331,7 +325,7 @@ class Job(Training):
             audited=spec.audit,
             data_on=spec.data_on,
             block_steps=BLOCK_STEPS,
-            step_sizes=step_sizes(spec, sampler.num_steps),
+            hyperparameters=hyperparameters(spec, sampler.num_steps),
             task=task,
             spec=spec,
             population=population,

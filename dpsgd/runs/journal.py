@@ -1,4 +1,4 @@
-"""Writes declarations, checkpoints and diagnostics to a run directory."""
+"""Begins or resumes a run in its directory, and writes ledger, checkpoints and diagnostics."""
 
 from __future__ import annotations
 
@@ -16,13 +16,21 @@ from dpsgd.core.state import TrainState
 from dpsgd.engine.batch_files import BatchFiles, Draw
 from dpsgd.engine.loop import Block
 from dpsgd.files import FULL
-from dpsgd.runs.attempts import constant_seed, stop_at
+from dpsgd.runs.attempts import (
+    Decision,
+    NewAttempt,
+    constant_seed,
+    decide,
+    drawing_digest,
+    keys_of,
+    stop_at,
+)
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import BATCHES, CALIBRATION, RunDirectory
-from dpsgd.runs.job import Journal
-from dpsgd.runs.ledger import History, Ledger
+from dpsgd.runs.job import Job, Journal
+from dpsgd.runs.ledger import Ledger, LedgerError
 from dpsgd.runs.log import LOG, CsvWriter, TrainingLog
-from dpsgd.runs.plan import Execution, Start
+from dpsgd.runs.plan import Execution
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import REST, STEP, Stopped, report
 from dpsgd.runs.task import arrays_digest
@@ -32,39 +40,122 @@ _WRITING = 9.0
 
 
 class DirectoryJournal(Journal):
-    """Journal that writes ledger, checkpoints and diagnostics of a run directory.
+    """Part of one process in a run: it begins or resumes the run, and writes its directory.
 
     Attributes:
+      job: Compiled job of the run.
+      ledger: Ledger of the run, open for writing.
+      state: State with which the run begins or resumes, without pending noise.
+      keys: Keys of the attempt.
       seconds: Seconds of training so far.
       log: Log of steps, epsilon so far and throughput.
     """
 
+    log: TrainingLog
+
     def __init__(
-        self,
-        folder: RunDirectory,
-        ledger: Ledger,
-        start: Start,
-        stop: Callable[[], bool],
-        execution: Execution,
+        self, folder: RunDirectory, ledger: Ledger, job: Job, execution: Execution, *, audited: bool
     ) -> None:
-        """Begins the record of a process's training.
+        """Begins or resumes a run alike in all processes, and audits the remaining steps.
+
+        A new attempt begins if the last one cannot continue.
 
         Args:
           folder: Run directory.
           ledger: Ledger of the run, open for writing.
-          start: Job, state and keys with which the run begins or resumes.
-          stop: Function that returns True once the run is asked to stop.
+          job: Compiled job of the run.
           execution: Devices, timer and outputs.
+          audited: True if this process has just audited the job.
+
+        Raises:
+          LedgerError: if the run cannot resume as its guarantee assumes.
         """
-        self._folder, self._ledger, self._stop = folder, ledger, stop
-        self._job, self._keys, self._execution = start.job, start.keys, execution
-        self._processes, job, step = Processes.current(), start.job, int(start.state.step)
-        self._num_steps = job.mechanism.sampler.num_steps
+        self._folder, self._execution = folder, execution
+        self.ledger, self.job, self._processes = ledger, job, Processes.current()
+        history, sampler = ledger.history, job.mechanism.sampler
+        checkpoint = folder.checkpoints.latest(job.shapes())
+        drawing = history.attempts[-1].drawing if audited else drawing_digest(sampler)
+        step = checkpoint.step if checkpoint else 0
+        try:
+            decision = decide(
+                history, checkpoint, folder.stop_file.read(sampler), job.terms, drawing
+            )
+        except LedgerError as error:
+            raise LedgerError(f"{folder.ledger_path}: {error}") from None
+        files = [type(decision).__name__, decision, *(checkpoint or ())[1:], step]
+        self._processes.check_alike({"files of the run": files})
+        state = self._restored(checkpoint, decision) if checkpoint else None
+        verdict = None
+        if not audited and step < job.mechanism.num_steps:
+            execution.stages.begin("audit")
+            verdict = job.audit(state, execution.progress)
+        if isinstance(decision, NewAttempt):
+            self._begin_attempt(step, drawing)
+        if verdict is not None:
+            ledger.audited(verdict)
+        if self._processes.first and not audited:
+            folder.write_json("environment.json", job.environment())
+            folder.cut_diagnostics(step)
+        self.keys = keys_of(decision, sampler, job.spec.insecure_seed)
+        self.state = job.start() if state is None else state
+        self.seconds = checkpoint.seconds if checkpoint else 0.0
+
+    def _restored(self, checkpoint: Checkpoint, decision: Decision) -> TrainState:
+        """Returns the state of a checkpoint on the devices, as `decision` continues it."""
+        job, state, last = self.job, checkpoint.state, self.ledger.history.attempts[-1]
+        if isinstance(decision, NewAttempt) or checkpoint.attempt != last.index:
+            # Rows that were released before have no part in its noise.
+            state = state._replace(noise=job.start().noise)
+        return job.layout.put_state(job.scheduled(state))
+
+    def _begin_attempt(self, step: int, drawing: str) -> None:
+        history = self.ledger.history
+        self._execution.progress(
+            f"attempt {len(history.attempts)} begins at step {step:,}, with new noise "
+            "and batches; steps declared earlier still count"
+        )
+        if self._processes.first:  # remove later states, and a guarantee without this attempt
+            self._folder.checkpoints.destroy_after(step)
+            self._folder.withdraw("guarantee.json")
+        terms, environment = history.attempts[0].terms, self.job.environment()
+        self.ledger.begin(terms, step=step, drawing=drawing, environment=environment)
+
+    def draw(self) -> tuple[Draw, int]:
+        """Returns the draw of remaining batches, and its seed.
+
+        Raises:
+          ValueError: for several processes, or data on the device.
+        """
+        job, step, history = self.job, int(self.state.step), self.ledger.history
+        if self._processes.count > 1:
+            raise ValueError(
+                "several processes cannot read batches drawn ahead: train in one process"
+            )
+        if not job.layout.streamed:
+            raise ValueError(
+                "batches drawn ahead contain their rows, which must stream from the host: begin "
+                "the run with data_on='host' (--data-on host)"
+            )
+        index, sampler = history.attempts[-1].index, job.mechanism.sampler
+        draw = Draw.plan(sampler, job.data, run=history.name, attempt=index, first_step=step)
+        return draw, constant_seed(sampler, self.keys.sampling, step)
+
+    def train(self, stop: Callable[[], bool]) -> TrainState:
+        """Runs the remaining steps and queries; returns the last state.
+
+        Args:
+          stop: Function that returns True once the run is asked to stop.
+
+        Raises:
+          Stopped: if the run was asked to stop before its last step.
+        """
+        folder, job, execution, step = self._folder, self.job, self._execution, int(self.state.step)
+        self._stop, self._num_steps = stop, job.mechanism.sampler.num_steps
         self.flush_every = getattr(job.spec.tables, "flush_every", None)
         self._under_way: deque[Block] = deque()
         self._last: Block | None = None
-        self._room = folder.checkpoints.room(start.state)
-        self.seconds = self._before = start.seconds
+        self._room = folder.checkpoints.room(self.state)
+        self._before = self.seconds
         self._first = self._done = self._saved_step = step
         self._started = self._saved = time.perf_counter()
         self._writing = 0.0
@@ -73,13 +164,14 @@ class DirectoryJournal(Journal):
         if step < self._num_steps:
             if (path := folder.batches) is not None:
                 try:
-                    self.batches = BatchFiles(path, *draw_of(start, ledger.history), job.data)
+                    self.batches = BatchFiles(path, *self.draw(), job.data)
                 except ValueError as error:
                     remedy = f"remove {path} and {folder.path / BATCHES} to draw new batches"
                     raise ValueError(f"{error}; or {remedy}") from None
             execution.progress(f"steps {step:,} to {self._num_steps:,}")
         elif step < job.mechanism.num_steps:
             self._begin_queries()
+        return job.train(self.state, self.keys, self)
 
     def declare(self, steps: range) -> None:
         """Reserves disk space for a checkpoint and declares `steps`.
@@ -93,7 +185,7 @@ class DirectoryJournal(Journal):
         if steps.start == self._num_steps and self._processes.any(self._stop()):
             self._keep_seed(steps.start)
             raise Stopped(
-                f"stopped before the {self._job.mechanism.full_sums}, all of it saved: `dpsgd "
+                f"stopped before the {self.job.mechanism.full_sums}, all of it saved: `dpsgd "
                 f"resume {self._folder.path}` resumes it"
             )
         with self._nothing_lost():
@@ -102,7 +194,7 @@ class DirectoryJournal(Journal):
                 if not self._last:  # the first time
                     self._folder.stop_file.destroy()
                 self._folder.stop_file.reserve()
-            self._ledger.declare(steps)
+            self.ledger.declare(steps)
 
     def keep(self, block: Block) -> bool:
         """Writes diagnostics of completed blocks and, when due, a checkpoint.
@@ -132,7 +224,7 @@ class DirectoryJournal(Journal):
                     f"step {steps_done:,} of {num_steps:,}, {seconds_left:.0f} s left"
                 )
                 if processes.first and steps_done < num_steps:
-                    batch = self._job.mechanism.sampler.expected_batch_size
+                    batch = self.job.mechanism.sampler.expected_batch_size
                     self.log.offer(
                         steps_done, self._epsilon, (steps_done - first) * batch / elapsed
                     )
@@ -165,7 +257,7 @@ class DirectoryJournal(Journal):
 
     def _due(self) -> bool:
         """Returns True if it is time for a checkpoint."""
-        spec, sampler = self._job.spec, self._job.mechanism.sampler
+        spec, sampler = self.job.spec, self.job.mechanism.sampler
         elapsed = time.perf_counter() - self._saved
         steps = self._last.steps.stop - self._saved_step if self._last else 0
         # The cost of a kill grows with the part of an epoch that it loses.
@@ -174,16 +266,16 @@ class DirectoryJournal(Journal):
 
     def _epsilon(self) -> float | None:
         """Returns the proved epsilon of all declared steps; None without proof."""
-        bound = self._ledger.history.guarantee().epsilon
+        bound = self.ledger.history.guarantee().epsilon
         return None if bound is None else bound.upper
 
     def _begin_queries(self) -> None:
-        if self._job.refinement is not None:
+        if self.job.refinement is not None:
             self._execution.stages.begin("calibrate")
-            self._execution.progress(f"calibrating by {self._job.mechanism.full_sums}")
+            self._execution.progress(f"calibrating by {self.job.mechanism.full_sums}")
 
     def _save(self, state: TrainState) -> None:
-        began, history = time.perf_counter(), self._ledger.history
+        began, history = time.perf_counter(), self.ledger.history
         index = history.attempts[-1].index
         self._folder.checkpoints.save(Checkpoint(state, index, history.head, self.seconds))
         self._saved, self._saved_step = time.perf_counter(), int(state.step)
@@ -191,9 +283,9 @@ class DirectoryJournal(Journal):
 
     def _keep_seed(self, step: int) -> None:
         """Writes a clean stop at `step`, the step of the newest checkpoint."""
-        if self._processes.first and not self._job.plan.reproducible_noise:
-            attempt, sampler = self._ledger.history.attempts[-1], self._job.mechanism.sampler
-            stop = stop_at(step, attempt.head, sampler, self._keys.sampling)
+        if self._processes.first and not self.job.plan.reproducible_noise:
+            attempt, sampler = self.ledger.history.attempts[-1], self.job.mechanism.sampler
+            stop = stop_at(step, attempt.head, sampler, self.keys.sampling)
             self._folder.stop_file.write(stop)
 
     @contextmanager
@@ -215,29 +307,6 @@ def _check_state(state: TrainState, processes: Processes) -> None:
     if processes.count > 1:
         replicated = [leaf for leaf in jax.tree.leaves(state) if leaf.is_fully_replicated]
         processes.check_alike({"state of training": arrays_digest(replicated)})
-
-
-def draw_of(start: Start, history: History) -> tuple[Draw, int]:
-    """Returns the draw of remaining batches, and its seed.
-
-    Args:
-      start: Job, state and keys with which the run begins or resumes.
-      history: Ledger of the run.
-
-    Raises:
-      ValueError: for several processes, or data on the device.
-    """
-    job, step = start.job, int(start.state.step)
-    if Processes.current().count > 1:
-        raise ValueError("several processes cannot read batches drawn ahead: train in one process")
-    if not job.layout.streamed:
-        raise ValueError(
-            "batches drawn ahead contain their rows, which must stream from the host: begin the "
-            "run with data_on='host' (--data-on host)"
-        )
-    index, sampler = history.attempts[-1].index, job.mechanism.sampler
-    draw = Draw.plan(sampler, job.data, run=history.name, attempt=index, first_step=step)
-    return draw, constant_seed(sampler, start.keys.sampling, step)
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float | None]:

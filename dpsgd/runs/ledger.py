@@ -8,7 +8,6 @@ docs/explanation/declared-steps-and-attempts.md.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import errno
 import hashlib
@@ -469,9 +468,11 @@ class Ledger:
         assert self._descriptor is not None, "process 0 writes the ledger"
         self._check_in_place(self._descriptor)
         line, head = line_of(body, self.history.head)
-        history = copy.copy(self.history)
-        history.attempts, history.heads, history.declared = (
-            list(lines) for lines in (history.attempts, history.heads, history.declared)
+        history = dataclasses.replace(
+            self.history,
+            attempts=[*self.history.attempts],
+            heads=[*self.history.heads],
+            declared=[*self.history.declared],
         )
         history.extend(body, head)  # refuses what must not be written
         length = os.fstat(self._descriptor).st_size

@@ -16,7 +16,6 @@ from typing import Any
 from accounting import Bound, PrivacyProfile, calibrate
 from accounting.profile import EPSILON_TOLERANCE
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.noise import Independent
 from dpsgd.core.queries import FullSums
 from dpsgd.runs.spec import Banded, NoiseMultiplier, NonPrivate, RunSpec, TargetEpsilon
 from dpsgd.runs.support import conflict_of, with_separation
@@ -63,7 +62,7 @@ def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
     Raises:
       ValueError: if sampler, bands and data do not go together.
     """
-    bands = fixed_bands(spec)
+    bands: Any = spec.noise.bands
     sampler = with_separation(spec.sampler, bands)
     try:
         if isinstance(sampler, SamplerSettings):
@@ -74,7 +73,7 @@ def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
         if re.search("cycle.length", str(error)) and sampler != spec.sampler:
             raise ValueError(f"bands {bands}: {error}") from None
         raise
-    if bands is not None and bands > built.separation > 1:
+    if bands != "auto" and bands > built.separation > 1:
         raise ValueError(
             f"bands={bands} exceeds {built.separation}, the minimum separation of "
             f"{SAMPLERS.name_of(type(built))}; pass at most that"
@@ -83,11 +82,6 @@ def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
     if conflict := conflict_of(dataclasses.replace(spec, calibration=None), built):
         raise ValueError(str(conflict))
     return built
-
-
-def fixed_bands(spec: RunSpec) -> int | None:
-    """Returns the number of bands; None if open."""
-    return None if spec.noise.bands == "auto" else spec.noise.bands
 
 
 def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | None:
@@ -205,26 +199,10 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
         mechanism = unscaled(spec, population)
         sigma = _smallest_noise(goal, delta, mechanism)
         assert spec.l2_clip_norm is not None, "`resolve` leaves nothing open"
-        scales = {"noise_multiplier": sigma, "l2_clip_norm": spec.l2_clip_norm}
-        mechanism = dataclasses.replace(mechanism, **scales)
+        mechanism = dataclasses.replace(
+            mechanism, noise_multiplier=sigma, l2_clip_norm=spec.l2_clip_norm
+        )
     return ResolvedRun(spec, mechanism, delta)
-
-
-def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
-    """Returns a run of the same program with arbitrary noise.
-
-    A private run gets noise multiplier 1; calibration and automatic bands are left out.
-
-    Args:
-      spec: Settings of the run.
-      population: Public facts about the rows.
-    """
-    noise = spec.noise
-    if isinstance(noise, Banded) and noise.bands == "auto":
-        noise = Independent()
-    privacy = NoiseMultiplier(1.0) if spec.private else spec.privacy
-    options: dict[str, Any] = {"noise": noise, "privacy": privacy, "calibration": "none"}
-    return resolved(dataclasses.replace(spec, **options), population)
 
 
 def impossible(calibration: str | None, why: object) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import optax
 
+from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import Algorithm, dpsgd
 from dpsgd.engine.averages import averaged
 from dpsgd.engine.lazy.group import LazyTables
@@ -29,65 +29,46 @@ def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> 
       spec: Resolved settings.
       num_steps: Number of steps of the sampler.
     """
-    average = next(iter(vars(spec.average)), None)
+    average, settings = next(iter(vars(spec.average)), None), spec.optimizer
+    zeros: dict[str, Any] = dict.fromkeys(settings.numbers, 0.0)  # the state has the numbers
+    kind = replace(settings, learning_rate=None, schedule=settings.step_sizes, **zeros)
     return dpsgd(
         RunLoss.restrict(loss_fn, spec.train, spec.compute),
-        optimizer(_kind(spec.optimizer), average),
+        optimizer(kind, average),
         clipping=spec.clipping,
         microbatch_size=spec.microbatch_size,
         tables=lazy_tables(spec, num_steps),
     )
 
 
-def step_sizes(spec: RunSpec, num_steps: int) -> dict[str, Any]:
-    """Returns the arguments of `hyperparameters` for a run.
+def hyperparameters(spec: RunSpec, num_steps: int) -> dict[str, float]:
+    """Returns the numbers in the state of a run's `optimizer`, by name.
 
     >>> from dpsgd.runs.spec import SGD, NonPrivate, TailAverage
     >>> from samplers.settings import SETTINGS
     >>> averaged = TailAverage(0.5)
     >>> spec = RunSpec(SETTINGS["poisson"](), NonPrivate(), optimizer=SGD(0.1), average=averaged)
-    >>> step_sizes(spec, 200)
+    >>> hyperparameters(spec, 200)
     {'learning_rate': 0.1, 'momentum': 0.0, 'num_steps': 200, 'tail': 0.5}
 
     Args:
       spec: Resolved settings.
-      num_steps: Number of steps of the sampler.
+      num_steps: Number of steps of the sampler, after which a cosine schedule is zero.
     """
-    chosen = spec.optimizer
+    chosen: Any = spec.optimizer
     settings = {"learning_rate": chosen.learning_rate, **chosen.numbers}
     return {**settings, "num_steps": num_steps, **vars(spec.average)}
 
 
-def _kind(settings: Optimizer) -> Optimizer:
-    """Returns an optimizer without the numbers that are hyperparameters in its state."""
-    zeros: dict[str, Any] = dict.fromkeys(settings.numbers, 0.0)
-    return replace(settings, learning_rate=None, schedule=settings.step_sizes, **zeros)
-
-
-def hyperparameters(
-    learning_rate: float, num_steps: int, momentum: float | None = None, **others: float
-) -> dict[str, jax.Array]:
-    """Returns the hyperparameters in the state of `optimizer`, as float32.
+def with_hyperparameters(state: TrainState, hyperparams: Mapping[str, float]) -> TrainState:
+    """Returns a training state with the numbers of its optimizer replaced, as new float32 arrays.
 
     Args:
-      learning_rate: Peak step size.
-      num_steps: Number of steps, after which a cosine schedule is zero.
-      momentum: SGD momentum, in [0, 1); None for Adam and AdamW.
-      **others: `weight_decay` of AdamW; `tail` or `decay` of `dpsgd.averaged`, if parameters are
-        averaged.
+      state: State of an algorithm from `algorithm_of`.
+      hyperparams: Numbers by name, from `hyperparameters`.
     """
-    values = {"learning_rate": learning_rate, "num_steps": num_steps, "momentum": momentum}
-    return {k: jnp.float32(x) for k, x in (values | others).items() if x is not None}
-
-
-def with_hyperparameters(opt_state: Any, hyperparams: dict[str, jax.Array]) -> Any:
-    """Returns an optimizer state with its hyperparameters replaced.
-
-    Args:
-      opt_state: State of an `optimizer`.
-      hyperparams: Arrays by name, from `hyperparameters`.
-    """
-    return opt_state._replace(hyperparams=hyperparams)
+    arrays = {name: jnp.float32(number) for name, number in hyperparams.items()}
+    return state._replace(opt_state=state.opt_state._replace(hyperparams=arrays))
 
 
 def _cosine(learning_rate: Any, num_steps: Any) -> optax.Schedule:

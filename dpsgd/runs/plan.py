@@ -10,19 +10,16 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dpsgd.core.state import TrainState
 from dpsgd.engine import programs
 from dpsgd.engine.placement import Placement
 from dpsgd.gradients.frozen import matching_leaves
-from dpsgd.noise.keys import Keys
 from dpsgd.processor import processor_digest
 from dpsgd.runs import report
-from dpsgd.runs.attempts import NewAttempt, decide, drawing_digest, keys_of
 from dpsgd.runs.audit import conformance
 from dpsgd.runs.directory import DATA, Configuration, RunDirectory
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.job import Job, rows_of
-from dpsgd.runs.ledger import History, Ledger, LedgerError
+from dpsgd.runs.ledger import History
 from dpsgd.runs.log import MetricWriter, Stages
 from dpsgd.runs.mechanism import ResolvedRun
 from dpsgd.runs.processes import Processes
@@ -43,9 +40,7 @@ from dpsgd.runs.task import (
 from dpsgd.runs.terms import Terms
 from samplers import Population
 
-PyTree = Any
 Progress = Callable[[str], None]
-Rows = tuple[PyTree, Population]
 
 
 class Execution(NamedTuple):
@@ -55,16 +50,6 @@ class Execution(NamedTuple):
     stages: Stages
     progress: Progress
     log: MetricWriter | None = None
-
-
-class Start(NamedTuple):
-    """Job, state and keys with which a run begins or resumes."""
-
-    job: Job
-    state: TrainState
-    keys: Keys
-    seconds: float
-    """Seconds of training that led to the state."""
 
 
 # --- A run that begins --------------------------------------------------------------------------
@@ -237,65 +222,6 @@ def recorded_job(
         )
     _compile(job, execution)
     return job
-
-
-def start_run(
-    folder: RunDirectory, ledger: Ledger, job: Job, execution: Execution, *, audited: bool
-) -> Start:
-    """Returns the audited start of a run.
-
-    It is equal in all processes. A new attempt begins if the last one cannot continue.
-
-    Args:
-      folder: Run directory.
-      ledger: Ledger of the run, open for writing.
-      job: Compiled job of the run.
-      execution: Devices, timer and outputs.
-      audited: True if this process has just audited the job.
-
-    Raises:
-      LedgerError: if the run cannot resume as its guarantee assumes.
-    """
-    processes, history, progress = Processes.current(), ledger.history, execution.progress
-    sampler = job.mechanism.sampler
-    checkpoint = folder.checkpoints.latest(job.shapes())
-    drawing = history.attempts[-1].drawing if audited else drawing_digest(sampler)
-    step = checkpoint.step if checkpoint else 0
-    try:
-        decision = decide(history, checkpoint, folder.stop_file.read(sampler), job.terms, drawing)
-    except LedgerError as error:
-        raise LedgerError(f"{folder.ledger_path}: {error}") from None
-    files = [type(decision).__name__, decision, *(checkpoint or ())[1:], step]
-    processes.check_alike({"files of the run": files})
-    state = None
-    if checkpoint:
-        state = checkpoint.state
-        if isinstance(decision, NewAttempt) or checkpoint.attempt != history.attempts[-1].index:
-            # Rows that were released before have no part in its noise.
-            state = state._replace(noise=job.start().noise)
-        state = job.layout.put_state(job.scheduled(state))
-    verdict = None
-    if not audited and step < job.mechanism.num_steps:
-        execution.stages.begin("audit")
-        verdict = job.audit(state, progress)
-    if isinstance(decision, NewAttempt):
-        progress(
-            f"attempt {len(history.attempts)} begins at step {step:,}, with new noise "
-            "and batches; steps declared earlier still count"
-        )
-        if processes.first:  # remove later states, and a guarantee without this attempt
-            folder.checkpoints.destroy_after(step)
-            folder.withdraw("guarantee.json")
-        terms, environment = history.attempts[0].terms, job.environment()
-        ledger.begin(terms, step=step, drawing=drawing, environment=environment)
-    if verdict is not None:
-        ledger.audited(verdict)
-    if processes.first and not audited:
-        folder.write_json("environment.json", job.environment())
-        folder.cut_diagnostics(step)
-    keys = keys_of(decision, sampler, job.spec.insecure_seed)
-    seconds = checkpoint.seconds if checkpoint else 0.0
-    return Start(job, job.start() if state is None else state, keys, seconds)
 
 
 def _as_begun(begun: Terms, out: Path, spec: RunSpec, population: Population) -> ResolvedRun:

@@ -81,8 +81,7 @@ def divergence(record: dict[str, Any]) -> str | None:
     Args:
       record: Content of `report.json`.
     """
-    undefined = [name for name, value in record["metrics"].items() if value is None]
-    if not undefined:
+    if not (undefined := [name for name, value in record["metrics"].items() if value is None]):
         return None
     return (
         f"the training diverged: {', '.join(undefined)} {'are' if undefined[1:] else 'is'} "
@@ -114,15 +113,19 @@ def weak_signal(ratio: float | None, num_examples: int) -> str | None:
     )
 
 
-def interval(record: dict[str, Any]) -> str:
-    """Returns a run's epsilon interval, or "none".
+def interval(record: dict[str, Any], name: str = "epsilon") -> str:
+    """Returns an interval of a run's guarantee, or "none".
 
     >>> interval({"epsilon_upper": None})
     'none'
+
+    Args:
+      record: Content of `report.json`.
+      name: Prefix of the two entries, such as "attack_advantage".
     """
-    if record["epsilon_upper"] is None:
+    if record[f"{name}_upper"] is None:
         return "none"
-    return str(Bound(record["epsilon_lower"], record["epsilon_upper"]))
+    return str(Bound(record[f"{name}_lower"], record[f"{name}_upper"]))
 
 
 def guaranteed(record: dict[str, Any]) -> str:
@@ -133,14 +136,6 @@ def guaranteed(record: dict[str, Any]) -> str:
     """
     upper = record["epsilon_upper"]
     return "none" if upper is None else Bound(upper, upper).format_upper()
-
-
-def advantage(record: dict[str, Any]) -> str:
-    """Returns the best attack's advantage as text, or "none"."""
-    if record["attack_advantage_upper"] is None:
-        return "none"
-    bounds = record["attack_advantage_lower"], record["attack_advantage_upper"]
-    return str(Bound(*bounds))
 
 
 _SHOWN = {
@@ -182,7 +177,7 @@ def markdown(record: dict[str, Any], config: dict[str, Any], origin: str = "") -
         **({"tables": "lazy: deferred noise"} if record["lazy_tables"] else {}),
         "epsilon [lower, upper]": interval(record),
         "delta": format_delta(record["delta"]),
-        "attack advantage [lower, upper]": advantage(record),
+        "attack advantage [lower, upper]": interval(record, "attack_advantage"),
         "adjacency": record["adjacency"],
         "unit": record["unit"],
         "steps": _steps(record),
@@ -312,9 +307,7 @@ def comparison(
     """
     if metrics is None:
         entries = [item for record in records for item in record["metrics"].items()]
-        metric_names = list(
-            dict.fromkeys(name for name, value in entries if not isinstance(value, int))
-        )
+        metric_names = [*dict.fromkeys(name for name, x in entries if not isinstance(x, int))]
         metrics = [name for name in metric_names if name.startswith("test_")] or metric_names
     splits = {name.partition("_")[0] for name in metrics}
     alike = len(splits) == 1 and all("_" in name for name in metrics)
@@ -387,9 +380,8 @@ def table(header: list[str], rows: list[list[str]]) -> str:
       rows: Cells of each row, one per title.
     """
     columns = zip(*rows, strict=True) if rows else ([] for _ in header)
-    rule = ["---:" if _is_numeric(column) else "---" for column in columns]
-    lines = [*([escape(cell) for cell in line] for line in [header, *rows])]
-    lines.insert(1, rule)
+    lines = [[escape(cell) for cell in line] for line in [header, *rows]]
+    lines.insert(1, ["---:" if _is_numeric(column) else "---" for column in columns])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

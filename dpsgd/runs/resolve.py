@@ -18,7 +18,6 @@ from dpsgd.noise.correlated import error_of_sums
 from dpsgd.runs.mechanism import (
     ResolvedRun,
     build_sampler,
-    fixed_bands,
     full_sums,
     impossible,
     resolved,
@@ -53,8 +52,7 @@ from dpsgd.runs.task import calibration_of
 from samplers import BallsAndBins, Poisson, Population, UserPoisson
 from samplers.settings import DEFAULTS, SAMPLERS, SamplerSettings
 
-PyTree = Any
-Rows = tuple[PyTree, Population]
+Rows = tuple[Any, Population]
 Progress = Callable[[str], None]
 
 ADAM = (
@@ -282,10 +280,8 @@ def _check_rescaled(spec: RunSpec, task: Any) -> None:
     params = jax.eval_shape(lambda: task.init(spec.init_seed))
     refinement, trained = task.calibration(), matching_leaves(params, spec.train)
     applied = jax.make_jaxpr(lambda p: refinement.apply(p, refinement.start()))(params).jaxpr
-    for k, (variable_in, variable_out) in enumerate(
-        zip(applied.invars, applied.outvars, strict=True)
-    ):
-        if variable_in is not variable_out and k not in trained:
+    for k, (before, after) in enumerate(zip(applied.invars, applied.outvars, strict=True)):
+        if before is not after and k not in trained:
             raise ValueError(f"it would rescale {leaf_names(params)[k]}, which train freezes")
 
 
@@ -305,7 +301,7 @@ def with_noise(
     """
     noise, record = spec.noise, dict[str, Any]()
     if isinstance(noise, Banded) and noise.bands == "auto":
-        bands, why = _best_bands(spec, noise, task, population, progress)
+        bands, why = _best_bands(spec, task, population, progress)
         noise, record = Banded(bands), {"bands": bands, "why": why}
         spec = dataclasses.replace(spec, noise=noise)
     build_sampler(spec, population)  # refuses a sampler that does not go with the bands
@@ -314,12 +310,12 @@ def with_noise(
         return dataclasses.replace(spec, noise=independent), record
     if isinstance(spec.optimizer, Adam | AdamW):
         progress(f"note: {ADAM}")
-    sampler = with_separation(spec.sampler, fixed_bands(spec))
+    sampler = with_separation(spec.sampler, noise.bands)
     return dataclasses.replace(spec, sampler=sampler), record
 
 
 def _best_bands(
-    spec: RunSpec, noise: Banded, task: Any, population: Population, progress: Progress
+    spec: RunSpec, task: Any, population: Population, progress: Progress
 ) -> tuple[int, str]:
     """Returns the power of two of bands with the least error, and why.
 
@@ -350,19 +346,16 @@ def _best_bands(
     errors = {}
     for bands in (2**k for k in range(most.bit_length())):
         progress(f"comparing correlated noise: b = {bands}")
-        mechanism = resolved(
-            dataclasses.replace(spec, noise=Banded(bands), l2_clip_norm=1.0), population
-        ).mechanism
+        banded = dataclasses.replace(spec, noise=Banded(bands), l2_clip_norm=1.0)
+        mechanism = resolved(banded, population).mechanism
         steps = mechanism.sampler.num_steps
         distance = steps * mechanism.sampler.expected_batch_size
         errors[bands] = mechanism.noise_multiplier * error_of_sums(bands, steps) / distance
     best = min(errors, key=errors.__getitem__)
     if best == 1:
         return 1, "more bands would need more noise than correlation cancels"
-    return (
-        best,
-        f"its error is about {errors[best] / errors[1]:.2g} times that of independent noise",
-    )
+    ratio = errors[best] / errors[1]
+    return best, f"its error is about {ratio:.2g} times that of independent noise"
 
 
 def _most_vectors(spec: RunSpec, task: Any) -> int:
@@ -373,8 +366,7 @@ def _most_vectors(spec: RunSpec, task: Any) -> int:
 
     params = jax.eval_shape(lambda: task.init(spec.init_seed))
     trained = matching_leaves(params, spec.train or "")
-    count = sum(x.size for k, x in enumerate(jax.tree.leaves(params)) if k in trained)
-    return 2**31 // (4 * count)
+    return 2**29 // sum(x.size for k, x in enumerate(jax.tree.leaves(params)) if k in trained)
 
 
 def differing(requested: RunSpec, resolved_spec: RunSpec) -> list[str]:
@@ -385,7 +377,7 @@ def differing(requested: RunSpec, resolved_spec: RunSpec) -> list[str]:
       resolved_spec: Settings of a run, without open choices.
     """
     ours, theirs = requested.options(), resolved_spec.options()
-    sampler = with_separation(requested.sampler, fixed_bands(resolved_spec))
+    sampler = with_separation(requested.sampler, resolved_spec.noise.bands)
     if isinstance(sampler, SamplerSettings) and type(sampler) is type(resolved_spec.sampler):
         sizes = {name: getattr(resolved_spec.sampler, name) for name in sampler.open_sizes()}
         sampler = dataclasses.replace(sampler, **sizes)

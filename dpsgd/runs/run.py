@@ -23,18 +23,16 @@ from dpsgd.engine.placement import Placement, on_one_device
 from dpsgd.files import FULL, make_folder
 from dpsgd.runs.attempts import Stop, drawing_digest
 from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
-from dpsgd.runs.environment import origin
 from dpsgd.runs.job import Job
-from dpsgd.runs.journal import DirectoryJournal, draw_of, numbers
+from dpsgd.runs.journal import DirectoryJournal, numbers
 from dpsgd.runs.ledger import Ledger
-from dpsgd.runs.log import MetricWriter, Stages
-from dpsgd.runs.plan import Execution, Start, plan_run, recorded_job, start_run
+from dpsgd.runs.log import MetricWriter, Stages, writer_of
+from dpsgd.runs.plan import Execution, plan_run, recorded_job
 from dpsgd.runs.processes import Processes
-from dpsgd.runs.result import Figures, FinishedRun, proved, write_report
+from dpsgd.runs.result import Figures, FinishedRun, origin, proved, write_report
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import stop_requests
 from dpsgd.runs.task import Task
-from dpsgd.runs.writers import writer_of
 
 PyTree = Any
 Progress = Callable[[str], None]
@@ -148,8 +146,8 @@ class Run:
           Stopped: if SIGTERM or SIGINT asked for it; `train` then resumes.
         """
         if not self._finished():
-            with self._resumed() as (ledger, start):
-                self._record = self._finish(ledger, start)
+            with self._resumed() as journal:
+                self._record = self._finish(journal)
         return self
 
     def report(self) -> dict[str, Any]:
@@ -188,9 +186,9 @@ class Run:
         """
         if self._finished():
             return None
-        with self._resumed() as (ledger, start):
-            draw, seed = draw_of(start, ledger.history)
-            history, step = ledger.history, draw.first_step
+        with self._resumed() as journal:
+            draw, seed = journal.draw()
+            history, step = journal.ledger.history, draw.first_step
             if (earlier := self.folder.batches) is not None:
                 batch_files.forget(earlier, history.name)
             batch_files.refuse_existing(path)  # files of others are neither noted nor removed
@@ -200,9 +198,9 @@ class Run:
                 self._execution.progress(
                     f"drawing the batches of steps {step:,} to {draw.sampler.num_steps:,}"
                 )
-                digests = write(path, draw, seed, start.job.data)
-                batch_files.write_manifest(path, draw, seed, digests, start.job.data)
-                if not start.keys.root.insecure:
+                digests = write(path, draw, seed, journal.job.data)
+                batch_files.write_manifest(path, draw, seed, digests, journal.job.data)
+                if not journal.keys.root.insecure:
                     self.folder.stop_file.write(Stop(history.attempts[-1].head, step, None, seed))
             except BaseException:
                 batch_files.forget(path, history.name)
@@ -220,8 +218,8 @@ class Run:
         return True
 
     @contextmanager
-    def _resumed(self) -> Iterator[tuple[Ledger, Start]]:
-        """Locks the ledger against other processes, and yields it with the run's start."""
+    def _resumed(self) -> Iterator[DirectoryJournal]:
+        """Locks the ledger against other processes, and begins or resumes the run."""
         job, self._job = self._job, None
         folder, execution = self.folder, self._execution
         config = None if job else folder.configuration(execution.progress)
@@ -232,25 +230,22 @@ class Run:
             if job is None or not audited:  # another process may have changed or replaced the run
                 config = config or folder.configuration(execution.progress)
                 job = recorded_job(folder, config, history, self._task, execution)
-            yield ledger, start_run(folder, ledger, job, execution, audited=audited)
+            yield DirectoryJournal(folder, ledger, job, execution, audited=audited)
 
-    def _finish(self, ledger: Ledger, start: Start) -> dict[str, Any]:
+    def _finish(self, journal: DirectoryJournal) -> dict[str, Any]:
         """Trains to the end, evaluates, and writes model and report."""
-        job, processes = start.job, Processes.current()
+        processes = Processes.current()
         self._execution.stages.begin("train")
         with _full_disk_explained(self.folder):
             with stop_requests() as stop:
-                journal = DirectoryJournal(self.folder, ledger, start, stop, self._execution)
-                state = job.train(start.state, start.keys, journal)
-            params, record = on_one_device(state.params), None
-            if processes.first:
-                record = self._release(job, ledger, journal, params)
+                state = journal.train(stop)
+            params = on_one_device(state.params)
+            record = self._release(journal, params) if processes.first else None
         return processes.share(record, patience=math.inf)
 
-    def _release(
-        self, job: Job, ledger: Ledger, journal: DirectoryJournal, params: PyTree
-    ) -> dict[str, Any]:
+    def _release(self, journal: DirectoryJournal, params: PyTree) -> dict[str, Any]:
         """Writes the model, records its release, evaluates it, and writes the report."""
+        job, ledger = journal.job, journal.ledger
         folder, (_, stages, progress, _) = self.folder, self._execution
         stages.begin("evaluate")
         released = ledger.history.released

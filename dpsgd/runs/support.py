@@ -236,7 +236,7 @@ def support_matrix() -> str:
     return "\n".join([*lines, ""])
 
 
-def with_separation(sampler: Any, bands: int | None) -> Any:
+def with_separation(sampler: Any, bands: int | Literal["auto"]) -> Any:
     """Returns a sampler with cycles of `bands` steps if possible.
 
     A cycle that was given, or a sampler without cycles, stays unchanged.
@@ -247,8 +247,8 @@ def with_separation(sampler: Any, bands: int | None) -> Any:
 
     Args:
       sampler: Sampler, or its settings.
-      bands: Number of steps over which noise is correlated; None if unknown.
+      bands: Number of steps over which noise is correlated; auto if it is open.
     """
-    if bands is not None and bands > 1 and getattr(sampler, "cycle_length", None) == 1:
+    if bands != "auto" and bands > 1 and getattr(sampler, "cycle_length", None) == 1:
         return dataclasses.replace(sampler, cycle_length=bands)
     return sampler

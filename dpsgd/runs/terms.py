@@ -44,11 +44,8 @@ class Terms:
         """Returns the terms as JSON values."""
         record = {**_segment_record(self.plan), **stated(self, _OF_TERMS)}
         if model := self.plan.initial:
-            record["initial"] = {
-                "sha256": model.sha256,
-                "name": model.name,
-                "segments": segment_records(model.segments),
-            }
+            segments = segment_records(model.segments)
+            record["initial"] = {"sha256": model.sha256, "name": model.name, "segments": segments}
         return record
 
     @classmethod

@@ -14,10 +14,9 @@ from typing import Any
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
-from dpsgd.runs.environment import code_digest, environment
 from dpsgd.runs.ledger import History, line_of
 from dpsgd.runs.records import to_json
-from dpsgd.runs.result import Figures, proved, write_report
+from dpsgd.runs.result import Figures, code_digest, environment, proved, write_report
 from dpsgd.runs.terms import Terms
 from dpsgd.selection.candidates import Candidates
 from dpsgd.selection.vault import VaultSecret

@@ -154,7 +154,7 @@ def exit_status(entries: Sequence[dict[str, Any]]) -> int:
 @functools.cache
 def hardware() -> dict[str, Any]:
     """Returns versions, devices, processor and flags of this process."""
-    from dpsgd.runs.environment import environment  # waits for JAX, and help does not
+    from dpsgd.runs.result import environment  # waits for JAX, and help does not
 
     facts = environment() | {k: os.environ[k] for k in FLAGS if k in os.environ}
     with contextlib.suppress(OSError):

@@ -42,7 +42,7 @@ MEANING = (
 
 TERMS: listings.Columns = {
     "run": listings.cell("run"),
-    "attack advantage [lower, upper]": report.advantage,
+    "attack advantage [lower, upper]": lambda r: report.interval(r, "attack_advantage"),
     "noise": lambda row: row["noise"] if row["noise_multiplier"] else "none",
     "clipping norm": listings.cell("l2_clip_norm", "none"),
     "steps": lambda row: f"{row['num_steps']:,}",

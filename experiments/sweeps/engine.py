@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.initial import EarlierModel
-from dpsgd.runs.mechanism import with_any_noise
+from dpsgd.runs.mechanism import build_sampler
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.recommendation import RecommendationRequest
 from dpsgd.runs.resolve import differing
@@ -160,8 +161,7 @@ def forecast(
     forecasts = []
     for title, cells in panels:
         runs = [(run, program) for run, program in planned.programs if run.cell in cells]
-        steps = [with_any_noise(run.spec, planned.population).mechanism.sampler.num_steps
-                 for run, _ in runs]  # fmt: skip
+        steps = [build_sampler(run.spec, planned.population).num_steps for run, _ in runs]
         seconds = [n * step_seconds[program] for n, (_, program) in zip(steps, runs, strict=True)]
         forecasts.append(Forecast(title, len(runs), sum(steps), sum(seconds), max(seconds)))
     return forecasts, device
@@ -349,8 +349,10 @@ def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:
 def _program(spec: RunSpec, population: Population, where: str) -> Hashable:
     """Returns a key of a run's compiled program: the settings that decide its shapes."""
     try:
-        sampler = with_any_noise(spec, population).mechanism.sampler
+        sampler = build_sampler(spec, population)
         sampler.protected_unit(population)
+        if spec.private and spec.l2_clip_norm is not None:
+            Mechanism(sampler, 1.0, spec.l2_clip_norm)  # refuses what float32 does not hold
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     size, several = sampler.padded_batch_size, sampler.accumulates

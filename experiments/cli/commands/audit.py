@@ -15,12 +15,7 @@ from dpsgd.audit.report import AuditReport
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.audit import ROWS, conformance, probe_rows
 from dpsgd.runs.mechanism import ResolvedRun, resolved
-from dpsgd.runs.optimizer import (
-    algorithm_of,
-    hyperparameters,
-    step_sizes,
-    with_hyperparameters,
-)
+from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
 from dpsgd.runs.recommendation import RecommendationRequest, Settings
 from dpsgd.runs.resolve import with_noise
 from dpsgd.runs.spec import Lazy
@@ -106,8 +101,7 @@ def coupled(
     algorithm = algorithm_of(task.loss, spec, num_steps)
     rows = task.generated(math.prod(mechanism.sampler.clipped_shape))
     state = algorithm.init(task.init(0), mechanism, rows)
-    sizes = hyperparameters(**step_sizes(spec, num_steps))
-    state = state._replace(opt_state=with_hyperparameters(state.opt_state, sizes))
+    state = with_hyperparameters(state, hyperparameters(spec, num_steps))
     run_parts = algorithm, mechanism, state.params, task.generated(probe_rows(mechanism))
     claim: Any = {"claimed": claimed or mechanism.sampler, "laws": True}
     checks = audit_program(*run_parts, state=state, root=RootKey.shared(), **claim).checks

@@ -8,7 +8,7 @@ from typing import Any
 import dpsgd
 from dpsgd.core.cost import cost
 from dpsgd.files import write_atomically
-from dpsgd.runs.environment import origin
+from dpsgd.runs.result import origin
 from dpsgd.selection.candidates import Candidates
 from experiments.cli.commands.runs import show
 from experiments.cli.console import Console

@@ -34,7 +34,7 @@ from dpsgd.engine import calibration as calibrations
 from dpsgd.runs import job, run
 from dpsgd.runs.attempts import STOP
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS, RunDirectory
-from dpsgd.runs.environment import code_digest
+from dpsgd.runs.result import code_digest
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import load
 from samplers.settings import SETTINGS
@@ -94,7 +94,7 @@ def telling(train_blocks, tell):
             declare(steps)
             drawn = [sampler.drawn_epoch(step // sampler.steps_per_epoch) for step in steps]
             by = [f"{seeds(epoch) if callable(seeds) else seeds:x}" for epoch in drawn]
-            history = declare.__self__._ledger.history
+            history = declare.__self__.ledger.history
             line = {"attempt": len(history.attempts) - 1, "noise": keys.noise.tolist()}
             line["process"] = os.getpid()
             tell({**line, "steps": [steps.start, steps.stop], "seeds": by})

@@ -28,9 +28,9 @@ from dpsgd.engine.placement import Placement
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import job, run
 from dpsgd.runs.attempts import STOP
-from dpsgd.runs.environment import code_digest
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.processes import together
+from dpsgd.runs.result import code_digest
 from dpsgd.runs.stop import STOPPED, Stopped
 from samplers.batches import IndexBlock
 from samplers.settings import SETTINGS

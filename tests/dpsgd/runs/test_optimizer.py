@@ -1,6 +1,7 @@
 """Optimizers of runs are those of optax, and may end in an average of the parameters."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -9,7 +10,7 @@ from tiny_task import calibrated, config_of, few_rows_are_calibrated, line, weig
 from dpsgd import SGD, Adam, AdamW, averaged, run
 from dpsgd.engine import loop
 from dpsgd.runs import job
-from dpsgd.runs.optimizer import Constant, Cosine, hyperparameters, optimizer
+from dpsgd.runs.optimizer import Constant, Cosine, optimizer
 
 STEPS = 7
 GRADIENTS = np.random.default_rng(0).normal(size=(STEPS, 3)).astype(np.float32)
@@ -27,11 +28,13 @@ def mean(name, number, iterates):
     return np.tensordot(weights / weights.sum(), iterates, 1)
 
 
-def iterates(made, hyperparams=None):
-    """The parameters after each step."""
+def iterates(made, **numbers):
+    """The parameters after each step, of an optimizer that has these numbers in its state."""
     params, found = np.zeros(3, np.float32), []
     state = made.init(params)
-    state = state if hyperparams is None else state._replace(hyperparams=hyperparams)
+    if numbers:
+        arrays = {name: jnp.float32(x) for name, x in {"num_steps": STEPS, **numbers}.items()}
+        state = state._replace(hyperparams=arrays)
     for gradient in GRADIENTS:
         updates, state = made.update(gradient, state, params)
         found.append(params := optax.apply_updates(params, updates))
@@ -51,16 +54,15 @@ def iterates(made, hyperparams=None):
 )
 def test_an_optimizer_is_that_of_optax_and_its_numbers_are_state(kind, numbers, schedule):
     expected = getattr(optax, kind.__name__.lower())(SIZES[schedule], **numbers)
-    found = iterates(optimizer(kind(schedule=schedule)), hyperparameters(0.5, STEPS, **numbers))
+    found = iterates(optimizer(kind(schedule=schedule)), learning_rate=0.5, **numbers)
     np.testing.assert_allclose(found, iterates(expected), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("schedule", SIZES)
 def test_step_sizes_of_lazy_tables_are_those_of_the_optimizer(schedule):
     host = {"cosine": Cosine(0.5, STEPS), "constant": Constant(0.5)}[schedule]
-    moved = np.diff(
-        iterates(optimizer(SGD(schedule=schedule)), hyperparameters(0.5, STEPS, 0.0)), axis=0
-    )
+    made = optimizer(SGD(schedule=schedule))
+    moved = np.diff(iterates(made, learning_rate=0.5, momentum=0.0), axis=0)
     sizes = [host(step) for step in range(1, STEPS)]
     np.testing.assert_allclose(moved, -np.array(sizes)[:, None] * GRADIENTS[1:], atol=1e-6)
 
@@ -73,7 +75,7 @@ def test_only_the_last_step_returns_the_average(name, number):
     np.testing.assert_array_equal(ours[:-1], plain[:-1])
     np.testing.assert_allclose(ours[-1], expected, rtol=1e-4, atol=1e-5)
     made = optimizer(SGD(schedule="constant"), name)
-    run_of = iterates(made, hyperparameters(0.3, STEPS, 0.0, **{name: number}))
+    run_of = iterates(made, learning_rate=0.3, momentum=0.0, **{name: number})
     np.testing.assert_allclose(run_of[-1], expected, rtol=1e-4, atol=1e-5)
 
 

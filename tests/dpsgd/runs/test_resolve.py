@@ -34,7 +34,7 @@ from dpsgd import (
 )
 from dpsgd.noise.correlated import banded_square_root
 from dpsgd.runs.job import rows_of
-from dpsgd.runs.mechanism import resolved, with_any_noise
+from dpsgd.runs.mechanism import resolved
 from dpsgd.runs.recommendation import RecommendationRequest, generic, sentence, table_step_size
 from dpsgd.runs.resolve import ADAM, choose, differing, resolve
 from dpsgd.runs.spec import Dense
@@ -305,15 +305,6 @@ def test_impossible_runs_are_refused_before_the_directory_exists(task, options, 
     assert not list(tmp_path.iterdir())
 
 
-def test_noise_that_need_not_be_searched_for_leaves_the_rest():
-    target = config_of(noise_multiplier=None, target_epsilon=3.0)
-    assert with_any_noise(target, ROWS).spec == config_of(calibration="none")
-    without = config_of(noise_multiplier=None, non_private=True)
-    assert with_any_noise(without, ROWS).spec == without.but(calibration="none")
-    banded = with_any_noise(sgd(bands=4), ROWS).mechanism
-    assert banded.noise.bands == banded.sampler.cycle_length == 4
-
-
 # --- Tables --------------------------------------------------------------------------------------
 
 
@@ -422,7 +413,7 @@ WANTED = {"noise_multiplier": None, "target_epsilon": 8.0}
 def test_auto_bands_leave_least_error_at_the_guarantee_and_fit(options, bands, why):
     asked = sgd(**{**WANTED, "bands": "auto", **options})
     found, record = chosen(asked)
-    assert with_any_noise(found, ROWS).mechanism.noise.bands == bands
+    assert found.noise.bands == bands
     assert record["noise"]["bands"] == bands
     assert why in record["noise"]["why"]
     assert differing(asked, found) == []

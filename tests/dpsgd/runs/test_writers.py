@@ -12,7 +12,7 @@ from tiny_task import Line
 
 import dpsgd
 from dpsgd import RunSpec
-from dpsgd.runs import writers
+from dpsgd.runs import log as writers
 from samplers import Deterministic
 from samplers.settings import SETTINGS
 

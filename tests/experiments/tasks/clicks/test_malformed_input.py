@@ -166,7 +166,7 @@ def before_training(monkeypatch):
     reached = []
 
     class Reached(journal.DirectoryJournal):
-        def __init__(self, job, folder, ledger, last, *rest):
+        def __init__(self, folder, ledger, job, *rest, **how):
             reached.append(job)
             raise Stopped("at the first step")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd import Adam, LazyTables, Mechanism, dpsgd, train_blocks
-from dpsgd.runs.optimizer import Cosine, hyperparameters, optimizer
+from dpsgd.runs.optimizer import Cosine, optimizer, with_hyperparameters
 from dpsgd.runs.recommendation import RecommendationRequest as Request
 from dpsgd.runs.recommendation import Settings, about_sigma, generic
 from dpsgd.runs.report import weak_signal
@@ -196,8 +196,8 @@ def test_models_of_300_rows_do_not_diverge_with_lazy_tables(tmp_path):
         lazy = LazyTables(Cosine(found.tables_learning_rate, steps))
         algorithm = dpsgd(task.loss, optimizer(Adam()), tables=lazy)
         state = algorithm.init(task.init(0), mechanism, columns)
-        sizes = hyperparameters(found.learning_rate, steps)
-        state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
+        sizes = {"learning_rate": found.learning_rate, "num_steps": steps}
+        state = with_hyperparameters(state, sizes)
         for block in train_blocks(algorithm, mechanism, state, columns, insecure_seed=0):
             state = block.state
         metrics = task.evaluate(state.params, task.store.blocks("validation"))
