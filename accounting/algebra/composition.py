@@ -207,45 +207,61 @@ class Window(NamedTuple):
         return loss, drift + shift + rounding + ROUNDING * (4.0 * largest + 8.0), shift
 
     def power(self, masses: Masses) -> Power:
-        """Returns the laws' convolution powers, convolved and tilted, by FFT."""
+        """Returns the laws' convolution powers, convolved and tilted, by FFT.
+
+        An atom of more than half of a law is set apart: the transform is atom (1 + z), where the
+        other atoms' z alone errs, and the power's own atom at the place of all of these is exact.
+        """
         size, tilted_step = self.size, self.step * self.tilt
         relative = 8.0 * ROUNDING * math.log2(size)
-        power = np.ones(size // 2 + 1, np.complex128)
-        log_this = np.zeros(power.size)
-        log_unit = rounding = 0.0
-        log_moduli = []
+        exponent = np.zeros(size // 2 + 1, np.complex128)
+        magnitude, log_bound = np.zeros(exponent.size), np.zeros(exponent.size)
+        log_unit = log_atom = rounding = 0.0
+        place, apart, errors = 0, True, list[tuple[float, Floats]]()
         for mass, count in masses:
-            exponent = np.arange(mass.size) * tilted_step
-            weight, log_sum = tilted(mass, exponent)
+            tilts = np.arange(mass.size) * tilted_step
+            weight, log_sum = tilted(mass, tilts)
             log_unit += count * log_sum
             log_mass = np.abs(np.log(mass[mass > 0.0])).max(initial=0.0)
-            exponents = 2.0 * log_mass + 3.0 * abs(float(exponent[-1])) + 2.0 * abs(log_sum) + 80.0
-            rounding += count * ROUNDING * float(exponents)
-            if weight.size > size:
-                weight = np.concatenate([weight, np.zeros(-weight.size % size)])
-                weight = weight.reshape(-1, size).sum(0)
-            square, remaining = scipy.fft.rfft(weight, size), count
-            with np.errstate(divide="ignore"):
-                log_modulus = np.log(np.abs(square) * (1.0 + 4.0 * ROUNDING) + relative)
-            log_this += count * log_modulus
-            log_moduli.append(log_modulus)
-            while remaining:
-                if remaining & 1:
-                    power = power * square
-                remaining >>= 1
-                if remaining:
-                    square = square * square
+            roundings = 2.0 * log_mass + 3.0 * abs(float(tilts[-1])) + 2.0 * abs(log_sum) + 80.0
+            rounding += count * ROUNDING * float(roundings)
+            most = int(np.argmax(weight))
+            atom, large = float(weight[most]), bool(weight[most] > 0.5)
+            if large:
+                weight[most] = 0.0
+                log_atom += count * math.log(atom)
+            place, apart, scale = place + count * most, apart and large, atom if large else 1.0
+            weight = np.roll(np.append(weight, np.zeros(-weight.size % size)), -most) / scale
+            z = scipy.fft.rfft(weight.reshape(-1, size).sum(0), size) - float(not large)
+            error = (relative + 4.0 * ROUNDING) * float(weight.sum())
+            log, log_modulus = _log1p(z), np.log(np.abs(1.0 + z) * (1.0 + 4.0 * ROUNDING) + error)
+            exponent += count * log
+            magnitude += count * np.abs(log)
+            log_bound += count * log_modulus
+            errors.append((count * error, log_modulus))
+        atom = math.exp(log_atom) if apart and log_atom > -FAR else 0.0
+        turn = exponent.imag
         with np.errstate(under="ignore"):
-            # Each frequency of rfft but the ends stands for two.
-            this = 2.0 * float(np.exp(log_this).sum()) / size
-            error = sum(
-                count * relative * 2.0 * float(np.exp(log_this - log_modulus).sum()) / size
-                for (_, count), log_modulus in zip(masses, log_moduli, strict=True)
-            )
-        result = scipy.fft.irfft(power, size)
-        products = sum(count for _, count in masses) - 1
-        error += 2.3 * products * ROUNDING * this + relative * this + WRAP
-        return Power(np.roll(result, -(self.low % size)), log_unit, error * 1.0001, rounding)
+            growth = atom * np.expm1(exponent.real) if atom else np.exp(exponent.real + log_atom)
+            power = growth * np.cos(turn) - 2.0 * atom * np.sin(0.5 * turn) ** 2
+            power = power + 1j * ((growth + atom) * np.sin(turn))
+            total = 48.0 * ROUNDING * magnitude * np.exp(log_bound + log_atom)
+            total += (relative + 40.0 * ROUNDING) * np.abs(power)
+            for error, log_modulus in errors:
+                total += error * np.exp(log_bound + log_atom - log_modulus)
+        entries = scipy.fft.irfft(power, size)
+        entries[0] += atom
+        # Each frequency of rfft but the ends stands for two.
+        mean_error = 1.0001 * (2.0 * float(total.sum()) / size + WRAP)
+        return Power(np.roll(entries, (place - self.low) % size), log_unit, mean_error, rounding)
+
+
+def _log1p(z: NDArray[np.complexfloating]) -> NDArray[np.complexfloating]:
+    """Returns log(1 + z), to 40 roundings of its size."""
+    near, modulus = np.abs(z) < 0.5, np.maximum(np.abs(1.0 + z), 1e-300)
+    square = np.where(near, z.real * (2.0 + z.real) + z.imag**2, 0.0)
+    log_modulus = np.where(near, 0.5 * np.log1p(square), np.log(modulus))
+    return log_modulus + 1j * np.arctan2(z.imag, 1.0 + z.real)
 
 
 def _reach(masses: Masses, step: float, tilt: float) -> tuple[int, int]:

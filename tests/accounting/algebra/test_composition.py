@@ -113,6 +113,23 @@ def test_masses_far_below_the_transform_s_own_error_are_bounded(count, seed):
             assert value <= Fraction(float(partner)) * (1 + Fraction(2 * below.drift))
 
 
+@pytest.mark.parametrize("tilt", [1e-3, 3.0])
+def test_rare_losses_of_many_releases_are_sharp(tilt):
+    """The atom of no loss has all of the mass but 3e-5: far more than what errors may hide."""
+    count, rare = 30_000, 1e-9
+    masses = np.array([1.0 - rare, *[0.0] * 6, rare])
+    above = UpperLoss.compose([(upper_law(masses), count)], tilt)
+    below = LowerLoss.compose([(lower_law(masses), count)], tilt)
+    for k in range(3):
+        chances = math.comb(count, k), Fraction(rare) ** k, Fraction(masses[0]) ** (count - k)
+        exact = math.prod(map(Fraction, chances))
+        at = int(np.argmin(np.abs(above.loss - (0.25 * 7 * k - count))))
+        high, low = float(above.masses[at]), float(below.masses[at])
+        assert Fraction(low) * (1 - Fraction(below.drift)) <= exact
+        assert exact <= Fraction(high) * (1 + Fraction(above.drift))
+        assert high <= low * (1 + 1e-6)
+
+
 def test_roundings_of_the_tilt_s_exponents_are_part_of_the_drift():
     """Here they are some 60,000, and undone again."""
     count, start, tilt = 4, 20_000, 12.0

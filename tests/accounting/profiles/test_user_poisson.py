@@ -46,9 +46,9 @@ def test_no_vectors_of_bounded_norm_exceed_the_bound():
 
 def test_a_tiny_rate_is_answered_on_coarse_grids():
     """It is the sum of all steps' own: that two of them draw the user is rarer still."""
-    profile, one = (UserPoissonProfile(0.5, steps, 1e-5, 3) for steps in (10, 1))
-    bound = profile.epsilon(1e-8)
+    profile, one = (UserPoissonProfile(0.37, steps, 2.13e-9, 20) for steps in (29_988, 1))
+    bound = profile.epsilon(2.4e-14)
     assert not bound.note
     assert bound.width <= 1e-3
-    assert 10 * one.delta(bound.lower).upper >= 1e-8 * (1.0 - 1e-3)
-    assert 10 * one.delta(bound.upper).lower <= 1e-8 * (1.0 + 1e-3)
+    assert 29_988 * one.delta(bound.lower).upper >= 2.4e-14 * (1.0 - 1e-3)
+    assert 29_988 * one.delta(bound.upper).lower <= 2.4e-14 * (1.0 + 1e-3)

@@ -77,7 +77,7 @@ LOOSE = [
     ),
     (MultistageProfile(1885.5, 68, (1, 1, 1), (6, 1, 109)), DELTA, 0.0, 0.0),
     (UserPoissonProfile(0.5, 850, 0.0064, 2), 7.7e-8, 23.0632, 23.0654),
-    (UserPoissonProfile(1.0, 1000, 1e-3, 2), 1e-20, 5.0985, 5.09906),
+    (UserPoissonProfile(1.0, 1000, 1e-3, 2), 1e-20, 5.09852, 5.09906),
     (MultistageProfile(0.6, 5000, (1,), (200,)), 1e-8, 84.3070, 85.1033),
     (MultistageProfile(1.0, 1000, (1,), (100,)), 1e-300, 85.5437, 1670.88),
     (MultistageProfile(1.0, 1000, (1, 5), (100, 10)), 1e-6, 17.2675, 18.1689),
