@@ -26,7 +26,9 @@ class RowLaw(abc.ABC):
     """The law of X in {0,1}^(examples x steps), where x_it = 1 if example i is in batch t.
 
     In every law, the entries of one step are *negatively associated* across outermost units (across
-    all rows, where there are no `units`), as independent entries are.
+    all rows, where there are no `units`), as independent entries are. Rows of one shard and equal
+    rates (with `units`: children of one unit) are exchangeable: given how many of them take part in
+    a step, every subset of this size is equally likely.
 
     Attributes:
       steps_per_epoch: Number T of steps of one epoch.
@@ -77,18 +79,6 @@ class RowLaw(abc.ABC):
           examples: Examples i: integers of any shape.
           steps: Steps t of an epoch: integers of any shape that broadcasts with `examples`.
         """
-
-    def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns Pr[x_it = x_jt = 1], by broadcasting.
-
-        By default the product of both rates, which holds for independent or certain entries.
-
-        Args:
-          first: Examples i: integers of any shape.
-          second: Examples j, different from i.
-          steps: Steps t of an epoch.
-        """
-        return np.asarray(self.rate(first, steps) * self.rate(second, steps))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -146,23 +136,6 @@ class RandomOrders(_Orders):
         """Returns the batch's share of the example's shard."""
         shards = self.shards.shard_of(examples)
         return self._taken(shards, steps) / self.shards.size(shards)
-
-    def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns Pr[x_it = x_jt = 1].
-
-        Within one shard, s (s - 1) / (n (n - 1)) for s of its n rows in the batch; across two
-        shards, the product of both rates.
-
-        Args:
-          first: Examples i: integers of any shape.
-          second: Examples j, different from i.
-          steps: Steps t of an epoch.
-        """
-        shards, taken = self.shards.shard_of(first), self._taken(self.shards.shard_of(first), steps)
-        num_partners = np.maximum(1, self.shards.size(shards) - 1)
-        within = self.rate(first, steps) * (taken - 1) / num_partners
-        across = self.rate(first, steps) * self.rate(second, steps)
-        return np.where(shards == self.shards.shard_of(second), within, across)
 
     def _taken(self, shards: Any, steps: Any) -> Any:
         start = np.asarray(steps, np.int64) * self.batch_size
@@ -246,35 +219,13 @@ class TreeDraws(RowLaw):
     def _sizes(self) -> list[np.ndarray]:
         return [self._tree.sizes(level).astype(np.float64) for level in range(self._levels)]
 
-    def _children(self, examples: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Returns, level by level, the parent's number of children and the child on the path."""
-        units = self.units
-        path = [np.zeros_like(examples), *([] if units is None else units[:, examples]), examples]
-        return [size[above] for size, above in zip(self._sizes, path, strict=False)], path[1:]
-
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
         """Returns the product of the levels' drawn shares."""
-        sizes, _ = self._children(np.asarray(examples))
+        examples, units = np.asarray(examples), self.units
+        parents = [np.zeros_like(examples), *([] if units is None else units[:, examples])]
         probability = np.ones(np.shape(examples))
-        for level, size in enumerate(sizes):
-            probability = probability * self._alone(level, size)
-        return probability
-
-    def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns the product of the levels' probabilities to draw both."""
-        (sizes, path), (second_sizes, second_path) = (
-            self._children(np.asarray(i)) for i in (first, second)
-        )
-        probability, same = np.ones(np.shape(first)), np.ones(np.shape(first), bool)
-        for level in range(self._levels):
-            rate = self._alone(level, sizes[level])
-            pair_rate = rate * self._alone(level, second_sizes[level])  # independent children
-            if level < len(self.draws):
-                siblings = rate * (self.draws[level] - 1) / np.maximum(1.0, sizes[level] - 1)
-                pair_rate = np.where(same, siblings, pair_rate)
-            same_child = same & (path[level] == second_path[level])
-            probability = probability * np.where(same_child, rate, pair_rate)
-            same = same_child
+        for level, (size, parent) in enumerate(zip(self._sizes, parents, strict=True)):
+            probability = probability * self._alone(level, size[parent])
         return probability
 
     def _alone(self, level: int, size: np.ndarray) -> np.ndarray:

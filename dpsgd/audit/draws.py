@@ -2,7 +2,7 @@
 
 Sound draws pass under every seed: the checks count no random numbers. They test each example's
 participations in an epoch, their steps, the batch sizes, and that no two draws are equal.
-`dpsgd.audit.laws` tests frequencies.
+`dpsgd.audit.laws` tests frequencies, and `dpsgd.audit.truncation` has the checks of caps.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpsgd.audit.report import LAW, CheckResult
+from dpsgd.audit.truncation import cut_faults
 from dpsgd.engine.blocks import plan_blocks
 from samplers import BatchSampler, BatchSource
 from samplers.base import stated_law
@@ -228,7 +229,7 @@ class Draws:
         for read, planned in zip(self.read, self.drawn, strict=True):
             if self.cut and not np.array_equal(read.sizes, np.minimum(planned.sizes, cap)):
                 yield f"batches of epoch {read.number} are not truncated to {cap:,} rows"
-        yield from _cut_faults(self.sampler, self.seeds[0])
+        yield from cut_faults(self.sampler, self.seeds[0])
         yield from _secret_faults(self.sampler, self.seeds[0])
 
     def _differs(self, epoch: Epoch) -> bool:
@@ -348,52 +349,6 @@ def _separation(draws: Draws, law: RowLaw) -> int:
         apart = np.diff(steps)[np.diff(examples) == 0]
         nearest = min(nearest, int(apart.min(initial=num_steps)))
     return nearest
-
-
-def some_members(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
-    """Samples examples, always with the first and the last.
-
-    Args:
-      rng: Generator that chooses the examples.
-      n: Number of examples.
-      size: Number of examples to return, at most n.
-
-    Returns:
-      Indices of examples, ascending: int32[size].
-    """
-    chosen = rng.permutation(n)[:size] if n <= 8 * size else np.unique(rng.integers(0, n, 2 * size))
-    chosen = np.setdiff1d(rng.permutation(chosen)[:size], [0, n - 1])[: max(0, size - 2)]
-    return np.union1d(chosen, [0, n - 1][: size - chosen.size]).astype(np.int32)
-
-
-def cuts(sampler: BatchSampler) -> bool:
-    """Returns True if batches may exceed a shard's cap."""
-    law = stated_law(sampler)
-    fixed = law is None or law.batch_sizes is not None
-    return sampler.shard_batch_size < len(sampler.shard_range(0)) and not fixed
-
-
-def _cut_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
-    """Yields faults in the passes of batches that exceed the cap."""
-    if not cuts(sampler):
-        return
-    n, cap = len(sampler.shard_range(0)), sampler.shard_batch_size
-    rng = np.random.default_rng(seed % 2**128)
-    for size in sorted({cap + 1, *(min(k, n) for k in (2 * cap, 2 * cap + 1, 4 * cap))}):
-        members = some_members(rng, n, size)
-        for shard in {0, sampler.num_shards - 1}:
-            passes = sampler.passes(members, seed, 0, shard)
-            rows = np.concatenate(passes)
-            expected_size = size if sampler.accumulates else cap
-            batch = f"batch of {size:,} rows with cap {cap:,}:"
-            if max(map(len, passes)) > cap:
-                yield f"{batch} a pass exceeds the cap"
-            if np.unique(rows).size < rows.size:
-                yield f"{batch} an example is taken twice"
-            if rows.size != expected_size or not np.isin(rows, members).all():
-                yield f"{batch} {rows.size:,} rows are taken, not {expected_size:,}"
-            if not sampler.accumulates and len(passes) > 1:
-                yield f"{batch} {len(passes)} passes are taken, not one"
 
 
 def _secret_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:

@@ -57,7 +57,9 @@ def test_every_built_in_sampler_and_noise_is_here():
 @pytest.mark.short("poisson", "shuffle", "balls-and-bins")
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_samplers_conform(sampler, monkeypatch):
-    monkeypatch.setattr("dpsgd.audit.laws._DRAWS", (64, 64))  # sound with any number of draws
+    monkeypatch.setattr(
+        "dpsgd.audit.participation._DRAWS", (64, 64)
+    )  # sound with any number of draws
     assert not check_sampler(sampler).left_out
 
 
