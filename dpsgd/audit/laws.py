@@ -78,14 +78,14 @@ def _cut_pvalues(sampler: BatchSampler) -> Iterator[tuple[str, list[Any]]]:
             survivors = sampler.passes(members, law_seed(seed), step, shard)[0]
             rank = np.flatnonzero(np.isin(members, survivors))
             entries.append((np.full(rank.size, number), np.full(rank.size, kind), rank))
-    number, kind, rank = (np.concatenate(column) for column in zip(*entries, strict=True))
+    numbers, kinds, ranks = (np.concatenate(column) for column in zip(*entries, strict=True))
     none, sizes = np.zeros(0, np.int64), np.full(len(shards), members.size)
     subsets = Subsets(
-        [Draw(*pair, none, none) for pair in draws], (number, kind, rank), sizes, len(shards)
+        [Draw(*pair, none, none) for pair in draws], (numbers, kinds, ranks), sizes, len(shards)
     )
     residues = members % _GROUPS
     by_residue = binomial(
-        np.bincount(residues[rank], minlength=_GROUPS),
+        np.bincount(residues[ranks], minlength=_GROUPS),
         len(entries) * np.bincount(residues, minlength=_GROUPS),
         cap / members.size,
     )

@@ -300,7 +300,7 @@ class UnitTests(RowTests):
         If examples are independent, a drawn unit may have none in the batch, and siblings are
         exchangeable only if their subtrees have equal sizes.
         """
-        kinds = [np.zeros(self._size)]
+        kinds: list[np.ndarray] = [np.zeros(self._size)]
         for parent in self._parents[:0:-1]:
             alike = self._law.leaf_probability is None
             kinds.append(np.bincount(parent, 0 * kinds[-1] if alike else np.sin(kinds[-1] + 1)))
