@@ -24,7 +24,6 @@ from dpsgd.packing import join, packs, split
 GRID_BITS = 18
 """The noise's standard deviation has 2^GRID_BITS to 2^(GRID_BITS + 1) grid cells."""
 
-
 _SQRT_HALF = np.float32(math.sqrt(0.5))
 _SQRT_HALF_BITS = np.int32(_SQRT_HALF.view(np.int32))
 _SQRT_HALF_WORD = np.uint32(round(2**32 * math.sqrt(0.5)))
@@ -171,8 +170,7 @@ class _Noising(NamedTuple):
 
     def fused(self, totals: list) -> list:
         """Returns the outputs of all leaves, leaf by leaf."""
-        names = [(np.uint32(leaf), None) for leaf in range(len(totals))]
-        return self._noised(0, totals, names, self.noises)
+        return self._noised(0, totals, [_names([k], {}) for k in range(len(totals))], self.noises)
 
     def in_place(self, totals: list) -> list:
         """Returns the outputs of all leaves, small ones side by side."""
@@ -312,19 +310,17 @@ def uniform_at(noise_key: Any, step: Any, table: TableRows) -> jax.Array:
 
 def _draw_rows(transform: Any, key: StepKey, table: TableRows) -> jax.Array:
     coordinates = table.coordinates
-    return _draw(transform, key, coordinates, coordinates.position.shape, table)
+    return _draw(transform, key, coordinates, coordinates.position.shape, table.rows)
 
 
 def _draw(
-    transform: Any, key: StepKey, coordinates: Coordinates, shape: Any, table: Any = None
+    transform: Any, key: StepKey, coordinates: Coordinates, shape: Any, rows: Any = None
 ) -> jax.Array:
     """Return a transform of the Philox words of each coordinate, marked as a draw."""
     key = key._replace(step=word(key.step, "step"))
     values = transform(words_at(key, coordinates, shape))
-    inputs = {"key": key.noise_key, "step": key.step}
-    if table is None:
-        return mark_value(values, "draw", **inputs)
-    return mark_value(values.reshape(-1, table.width), "draw", **inputs, rows=table.rows)
+    values = values if rows is None else values.reshape(len(rows), -1)
+    return mark_value(values, "draw", key=key.noise_key, step=key.step, rows=rows)
 
 
 def _grid_of(stddev: Any, spread: float = 1.0) -> tuple[jax.Array, jax.Array]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpsgd.core.algorithm import Context, privatize
+from dpsgd.core.algorithm import privatize
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Noise
 from dpsgd.core.state import Diagnostics, Scales, TrainState, split_leaves
@@ -61,8 +61,7 @@ class Algorithm(NamedTuple):
     `ClippedSum`."""
     update: Callable[..., tuple[TrainState, PyTree]]
     """(state, sum, noise_key, scales) -> (state after one noisy update, private mean gradient of
-    `dense_params`, in their types). Keyword arguments are `viewed` and `context`, for lazy
-    tables."""
+    `dense_params`, in their types). Lazy tables stay, see `LazyRows.update`."""
     lazy: LazyRows | None = None
     """Lazy tables; None if all leaves are dense."""
     freezes: bool = True
@@ -205,8 +204,7 @@ def dpsgd(
     loss_fn = Loss(loss_fn, foreign_calls)
     lazy = None if tables is None else LazyRows(tables, loss_fn)
     clipped_sum = ClippedSum(loss_fn, clipping, microbatch_size)
-    update = _Update(optimizer, lazy)
-    return Algorithm(loss_fn, clipping, optimizer, clipped_sum, update, lazy)
+    return Algorithm(loss_fn, clipping, optimizer, clipped_sum, _Update(optimizer), lazy)
 
 
 def with_loss(algorithm: Algorithm, loss_fn: LossFn) -> Algorithm:
@@ -261,20 +259,10 @@ class _Update:
     """Update of an algorithm; a closure would not share programs."""
 
     optimizer: optax.GradientTransformation
-    lazy: LazyRows | None
 
     def __call__(
-        self,
-        state: TrainState,
-        total: PyTree,
-        noise_key: Any,
-        scales: Scales,
-        *,
-        viewed: Any = None,
-        context: Context | None = None,
+        self, state: TrainState, total: PyTree, noise_key: Any, scales: Scales
     ) -> tuple[TrainState, PyTree]:
-        if self.lazy is not None and context is not None:
-            state = self.lazy.update(state, total, viewed, context)
         old = state.dense_params
         total, _ = split_leaves(total, {*state.tables, *state.frozen})
         gradient, noise = privatize(total, state.noise, noise_key, state.step, scales)

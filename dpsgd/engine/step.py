@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -82,8 +81,8 @@ class BlockInputs(NamedTuple):
 
 
 def block_function(
-    algorithm: Algorithm, sampler: BatchSampler
-) -> Callable[..., tuple[Any, Diagnostics, Any]]:
+    algorithm: Algorithm, sampler: BatchSampler, layout: Any = None
+) -> functools.partial[tuple[Any, Diagnostics, Any]]:
     """Returns a block of steps as a pure function.
 
     It maps (state, `BlockInputs`) to (state, diagnostics, watched).
@@ -91,8 +90,11 @@ def block_function(
     Args:
       algorithm: Training algorithm.
       sampler: Sampler of the run.
+      layout: Layout of the blocks; by default on one device.
     """
-    return functools.partial(_run_block, _Step.create(algorithm, sampler))
+    placed = (layout.placement, layout.streamed) if layout else (Placement.one(), False)
+    step = _Step(algorithm, sampler.accumulates, sampler.clipped_shape, *placed)
+    return functools.partial(_run_block, step)
 
 
 def block_program(
@@ -112,7 +114,7 @@ def block_program(
     Raises:
       ValueError: As from `require_closed`.
     """
-    step = _Step.create(algorithm, sampler, layout)
+    (step,) = block_function(algorithm, sampler, layout).args
     placement = step.placement
     state, replicated = placement.state(arguments[0]), placement.replicated
     scalars: Any = (replicated,) * 5
@@ -139,18 +141,6 @@ class _Step:
     placement: Placement
     streamed: bool
     """True if each device has other rows, which `places` index."""
-
-    @classmethod
-    def create(cls, algorithm: Algorithm, sampler: BatchSampler, layout: Any = None) -> _Step:
-        """Returns the step of a run, by default on one device.
-
-        Args:
-          algorithm: Training algorithm.
-          sampler: Sampler of the run.
-          layout: Layout of the blocks.
-        """
-        placed = (layout.placement, layout.streamed) if layout else (Placement.one(), False)
-        return cls(algorithm, sampler.accumulates, sampler.clipped_shape, *placed)
 
     def __call__(
         self, state: TrainState, j: Any, inputs: BlockInputs
@@ -241,9 +231,9 @@ class _Step:
                 f"the loss reaches; they differ in params{', params'.join(names[:3])}: make the "
                 "state by algorithm.init(params, mechanism, rows), with one row or more"
             )
-        lazy = {"viewed": viewed, "context": context} if context else {}
-        noise_key, scales = inputs.noise_key, inputs.scales
-        state, gradient = self.algorithm.update(state, total, noise_key, scales, **lazy)
+        if context:
+            state = self.algorithm.lazy.update(state, total, viewed, context)
+        state, gradient = self.algorithm.update(state, total, inputs.noise_key, inputs.scales)
         # In the one pass over all coordinates that the update is: a select costs nothing there.
         chosen = functools.partial(jnp.where, inputs.watch.return_gradient)
         return state.with_tables(

@@ -31,7 +31,7 @@ def for_epsilon(
     *,
     epsilon: float,
     delta: float,
-    profiles: Profiles | None = None,
+    profiles: Profiles,
 ) -> list[float]:
     r"""Returns each candidate's noise multiplier for a selection's epsilon.
 
@@ -47,7 +47,7 @@ def for_epsilon(
       count: Law of the number K of trials.
       epsilon: Target of the whole selection.
       delta: Probability delta of the guarantee.
-      profiles: Profiles of the trials at given noise multipliers; by default from `candidates`.
+      profiles: Profiles of the trials at given noise multipliers.
 
     Raises:
       ValueError: If no noise suffices.
@@ -64,7 +64,6 @@ def for_epsilon(
         if condition < 1.0:
             needed.append(least_noise(privacy, e, condition))
         sigmas.append(max(needed))
-    profiles = profiles or _profiles_of(candidates)
     for _ in range(_MOST_STEPS):
         selection = SelectionProfile(EnvelopeProfile(tuple(profiles(sigmas))), count)
         if selection.epsilon(delta).upper <= epsilon:
@@ -76,7 +75,3 @@ def for_epsilon(
 
 
 _ROUNDING = 1.0 + 1e-6
-
-
-def _profiles_of(candidates: Sequence[Privacy]) -> Profiles:
-    return lambda sigmas: [p(sigma) for p, sigma in zip(candidates, sigmas, strict=True)]

@@ -20,7 +20,7 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Independent
 from dpsgd.core.state import Table, TrainState, join_leaves, split_leaves
 from dpsgd.engine.lazy.gaps import LinearSgd
-from dpsgd.engine.lazy.laws import LawTables, StepLaws
+from dpsgd.engine.lazy.laws import StepLaws
 from dpsgd.engine.lazy.rows import Rows, flushed_table, read, unique_rows, written
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import shapes_of_rows
@@ -301,7 +301,7 @@ class LazyRows:
         for k in tables:
             rows_of_examples = places[names[k]].reshape(len(view.weights), -1)
             read_here.append(jnp.where(view.weights[:, None] > 0, rows_of_examples, len(leaves[k])))
-        pending = _pending(context.laws.gaps, state.step, context)
+        pending = _pending(state.step, context)
         shares, rows = {}, {}
         for k, read_rows in zip(tables, placement.gathered(read_here), strict=True):
             numbers, place_of = unique_rows(read_rows.ravel(), len(leaves[k]))
@@ -347,7 +347,7 @@ class LazyRows:
     def flush(self, state: TrainState, context: Context) -> TrainState:
         """Returns the state with all rows' noise added; `pending` fields stay."""
         leaves = jax.tree.leaves(context.shapes)
-        pending = _pending(context.laws, state.step, context)
+        pending = _pending(state.step, context)
         tables = {}
         for k, table in state.lazy_tables.items():
             first = context.placement.first_row(len(table.steps), len(leaves[k]))
@@ -355,11 +355,12 @@ class LazyRows:
         return state.with_tables(tables)
 
 
-def _pending(laws: LawTables, step: Any, context: Context) -> dict[str, Any]:
+def _pending(step: Any, context: Context) -> dict[str, Any]:
     """Returns the arguments of `caught_up` that define the pending noise at a step."""
     scales = context.scales
     stddev = None if scales.noise is None else scales.noise_stddev / scales.expected_batch_size
-    return {"laws": laws, "step": step, "noise_key": context.noise_key, "stddev": stddev}
+    key = context.noise_key
+    return {"laws": context.laws, "step": step, "noise_key": key, "stddev": stddev}
 
 
 def _updated_rows(rows: Rows, gradient: jax.Array, laws: StepLaws, return_gradient: Any) -> Rows:

@@ -11,17 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpsgd.engine.lazy.gaps import GapLaw, Gaps, LinearSgd
+from dpsgd.engine.lazy.gaps import GapLaw, Gaps
 
 Matrix = list[list[Array]]
 """Many small matrices: one array of all their entries (i, j) for each i and j."""
 
 
-class LawTables(NamedTuple):
-    """Precomputed transition (A) and noise-scale (S) matrices of the gaps that end at a step.
+class StepLaws(NamedTuple):
+    """Optimizer of tables in one step, and laws of the gaps that end there, float32.
 
-    They are float32 and packed; a gap takes two look-ups, see `Gaps`. S is V if d is 1, and L
-    otherwise, see `GapLaw`.
+    The laws are transition (A) and noise-scale (S) matrices, packed; a gap takes two look-ups, see
+    `Gaps`. S is V if d is 1, and L otherwise, see `GapLaw`. For a block, `from_multiples`,
+    `from_recent` and `step_size` have a leading axis of steps.
     """
 
     to_multiple: Any
@@ -30,6 +31,13 @@ class LawTables(NamedTuple):
     """Gaps from each multiple of K, [N / K + 1, 2 d^2]."""
     from_recent: Any
     """Gaps from recent steps, [K, 2 d^2]."""
+    step_size: Any
+    momentum: Any
+
+    def select(self, j: Any) -> StepLaws:
+        """Returns the laws of step `j` of a block."""
+        to_multiple, *by_step, momentum = self
+        return StepLaws(to_multiple, *(x[j] for x in by_step), momentum)
 
 
 def packed(law: GapLaw) -> np.ndarray:
@@ -45,18 +53,18 @@ def packed(law: GapLaw) -> np.ndarray:
     return np.concatenate(flat, axis=-1).astype(np.float32)
 
 
-def law_of(tables: LawTables, starts: Array, step: Array) -> tuple[Matrix, Matrix]:
+def law_of(laws: StepLaws, starts: Array, step: Array) -> tuple[Matrix, Matrix]:
     """Returns A and L of gaps from `starts` to `step`.
 
     Args:
-      tables: Laws of the gaps that end at `step`.
+      laws: Laws of the gaps that end at `step`.
       starts: First step of each gap, int32.
       step: Step at which the gaps end.
     """
-    tables = LawTables(*map(jnp.asarray, tables))
-    spacing = tables.from_recent.shape[0]
+    to_multiple, from_multiples, from_recent = map(jnp.asarray, laws[:3])
+    spacing = from_recent.shape[0]
     multiple = -(-starts // spacing)
-    order = round((tables.from_recent.shape[-1] // 2) ** 0.5)
+    order = round((from_recent.shape[-1] // 2) ** 0.5)
     axes = range(order)
 
     def unpacked(rows: Array) -> tuple[Matrix, Matrix]:
@@ -74,9 +82,9 @@ def law_of(tables: LawTables, starts: Array, step: Array) -> tuple[Matrix, Matri
         """Returns x for long gaps, over a multiple of K, and y for short ones."""
         return [[jnp.where(long, x[i][j], y[i][j]) for j in axes] for i in axes]
 
-    a1, s1 = unpacked(tables.to_multiple[starts])
-    a2, s2 = unpacked(tables.from_multiples[multiple])
-    a3, s3 = unpacked(tables.from_recent[starts % spacing])
+    a1, s1 = unpacked(to_multiple[starts])
+    a2, s2 = unpacked(from_multiples[multiple])
+    a3, s3 = unpacked(from_recent[starts % spacing])
     long = multiple * spacing <= step
     a, carried = chosen(times(a2, a1), a3), times(a2, s1)
     if order == 1:
@@ -111,44 +119,24 @@ def _lower(rows: Matrix) -> Matrix:
     return [[length, jnp.zeros_like(length)], [dot, norm(residual)]]
 
 
-class StepLaws(NamedTuple):
-    """Optimizer of tables in one step, float32, and the gaps that end there.
+class RunLaws(Gaps):
+    """Laws of all gaps of a run, as arrays of its programs."""
 
-    For a block, step sizes, `from_multiples` and `from_recent` have a leading axis of steps.
-    """
-
-    step_size: Any
-    momentum: Any
-    gaps: LawTables
-
-    def select(self, j: Any) -> StepLaws:
-        """Returns the laws of step `j` of a block."""
-        to_multiple, *by_step = self.gaps
-        gaps = LawTables(to_multiple, *(laws[j] for laws in by_step))
-        return self._replace(step_size=self.step_size[j], gaps=gaps)
-
-
-class RunLaws:
-    """Laws of all gaps of a run."""
-
-    def __init__(self, optimizer: LinearSgd) -> None:
-        self._optimizer = optimizer
-        self._gaps = Gaps(optimizer)
-        self._to_multiple = jax.device_put(packed(self._gaps.to_next_multiple))
+    @functools.cached_property
+    def _to_multiple(self) -> Array:
+        return jax.device_put(packed(self.to_next_multiple))
 
     def block_arrays(self, steps: range, room: int) -> StepLaws:
         """Returns the laws of consecutive steps, padded to `room` steps."""
-        gaps_by_step = [self._gaps.ending_at(step) for step in steps]
-        step_sizes = np.zeros(room, np.float32)
-        step_sizes[: len(steps)] = self._optimizer.step_sizes[steps.start : steps.stop]
-        gap_laws = []
-        for name in ("from_multiples", "from_recent"):
-            rows = np.stack([packed(getattr(gaps, name)) for gaps in gaps_by_step])
-            gap_laws.append(np.pad(rows, [(0, room - len(steps)), (0, 0), (0, 0)]))
-        momentum = np.float32(self._optimizer.momentum)
-        return StepLaws(step_sizes, momentum, LawTables(self._to_multiple, *gap_laws))
+        laws = [self.flush_arrays(step)[1:4] for step in steps]
+        stacked = [np.stack(arrays) for arrays in zip(*laws, strict=True)]
+        padding = (0, room - len(steps))
+        by_step = (np.pad(x, [padding, *[(0, 0)] * (x.ndim - 1)]) for x in stacked)
+        return StepLaws(self._to_multiple, *by_step, np.float32(self.optimizer.momentum))
 
-    def flush_arrays(self, steps: int) -> LawTables:
-        """Returns the laws of a flush after `steps` steps."""
-        gaps = self._gaps.ending_at(steps)
-        return LawTables(self._to_multiple, packed(gaps.from_multiples), packed(gaps.from_recent))
+    def flush_arrays(self, steps: int) -> StepLaws:
+        """Returns the laws after `steps` steps, for a flush or the next step."""
+        run, gaps = self.optimizer, self.ending_at(steps)
+        laws = self._to_multiple, packed(gaps.from_multiples), packed(gaps.from_recent)
+        size = run.step_sizes[steps] if steps < run.num_steps else 0.0
+        return StepLaws(*laws, np.float32(size), np.float32(run.momentum))

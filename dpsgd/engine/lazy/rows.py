@@ -25,7 +25,7 @@ from dpsgd.core.gaussian import (
     uniform_at,
 )
 from dpsgd.core.state import Table
-from dpsgd.engine.lazy.laws import LawTables, law_of, norm
+from dpsgd.engine.lazy.laws import StepLaws, law_of, norm
 
 
 class Rows(NamedTuple):
@@ -74,7 +74,7 @@ def caught_up(
     old: Table,
     numbers: Array,
     *,
-    laws: LawTables,
+    laws: StepLaws,
     step: Array,
     noise_key: Any,
     leaf: int,

@@ -13,101 +13,134 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import BandedToeplitz, Independent, Mechanism, dpsgd, train_blocks
+from dpsgd import BandedToeplitz, Independent, LazyTables, Mechanism, dpsgd, train_blocks, with_rows
 from dpsgd.audit.audit import audit_program
+from dpsgd.core.state import defer_noise
 from dpsgd.engine import feed
 from dpsgd.engine.feed import Layout
-from dpsgd.engine.placement import AXIS, Placement
+from dpsgd.engine.placement import AXIS, Placement, hosted, on_one_device, placement_mismatch
 from dpsgd.engine.programs import program
+from dpsgd.engine.step import flush_program
 from dpsgd.noise.keys import RootKey
-from samplers import Deterministic, Poisson
+from samplers import Deterministic, Multistage, Poisson, UnitTree
 from tests.dpsgd.engine.collectives import Collective, collectives
 
 jax.config.update("jax_num_cpu_devices", 8)
 
-N, WIDTH = 200, 6
-SHARE = 2**14
-"""Bytes from which a table is sharded."""
+N, R, WIDTH, STEPS, BLOCK = 200, 2048, 6, 20, 8
+SHARE = 2**15
+"""Bytes from which a table is sharded: more than "odd" has."""
 rng = np.random.default_rng(0)
 PARAMS = {
-    "scale": jnp.ones(WIDTH),
-    "table": jnp.asarray(rng.normal(size=(1024, WIDTH)), jnp.float32),
+    "odd": jnp.asarray(0.3 * rng.normal(size=(R - 2, 4)), jnp.float32),
+    "table": jnp.asarray(0.3 * rng.normal(size=(R, WIDTH)), jnp.float32),
+    "w": jnp.asarray(rng.normal(size=WIDTH), jnp.float32),
 }
-ROWS = {
-    "ids": rng.integers(0, 1024, (N, 2)).astype(np.int32),
+ROWS = {  # some look-ups are counted from the end of the table, or beyond it
+    "ids": rng.integers(-9, R + 9, (N, 4)).astype(np.int32),
+    "odd": rng.integers(0, R - 2, N).astype(np.int32),
     "y": rng.normal(size=N).astype(np.float32),
 }
 POISSON = Poisson(N, batch_size=20, epochs=2)
 SEVERAL = dataclasses.replace(POISSON, overflow="accumulate", max_batch_size=11)
 ORDERED = Deterministic(N, batch_size=20, epochs=2)
-SEED = 0
-ROOT = RootKey.from_insecure_seed(SEED)
+USERS = UnitTree.from_columns({"user": np.repeat(np.arange(20), N // 20)})
+UNITS = Multistage(USERS, (5, 4), steps=STEPS, clipped_level=1)
+TABLES = LazyTables(optax.cosine_decay_schedule(0.3, STEPS), 0.9)
+FRESH, BANDED = Independent(), BandedToeplitz((0.8, 0.5, 0.3))
+KEY = RootKey.from_insecure_seed(0).noise_key(0)
 
 
-def loss(params, example):
-    x = params["table"][example["ids"]].sum(axis=0)
-    return jnp.square(jnp.tanh(x) @ params["scale"] - example["y"])
+def look_ups(example):
+    return {"table": example["ids"], "odd": example["odd"]}
 
 
-def dropped(params, example, key):
-    return loss(params, example) * jax.random.bernoulli(key, 0.7)
+def of_rows(params, rows, example):
+    w = params["w"].reshape(-1, WIDTH).sum(axis=0)
+    y = jnp.tanh(rows["table"].sum(axis=0)) @ w + rows["odd"].sum()
+    return jnp.square(y - example["y"])
 
 
-def nothing(params, example):
-    return 0.0 * loss(params, example)
+@functools.partial(with_rows, look_ups)
+def dropped(params, rows, example, key):
+    return of_rows(params, rows, example) * jax.random.bernoulli(key, 0.7)
+
+
+@functools.partial(with_rows, look_ups)
+def of_unit(params, rows, unit):
+    return jax.vmap(of_rows, (None, 0, 0))(params, rows, unit).sum()
+
+
+@functools.partial(with_rows, look_ups)
+def nothing(params, rows, example):
+    return 0.0 * of_rows(params, rows, example)
+
+
+loss = with_rows(look_ups, of_rows)
 
 
 def on(count, shard_rows_from=None):
     return Placement(tuple(jax.devices()[:count]), shard_rows_from)
 
 
-def trained(algorithm, mechanism, placement, state=None, data_on="device", **how):
-    """Returns all blocks' last states on the host, and the last block."""
-    state = algorithm.init(PARAMS, mechanism) if state is None else state
-    how = {"insecure_seed": SEED, "block_steps": 8, **how}
+def algorithm_of(loss_fn=loss, tables=None):
+    optimizer = optax.sgd(0.1) if tables else optax.adam(1e-2)
+    return dpsgd(loss_fn, optimizer, tables=tables, microbatch_size=1)
+
+
+def trained(placement, *made, sampler=POISSON, noise=FRESH, sigma=1e-3, state=None, **how):
+    """Returns the states after 8, 16 and 20 steps on the host, and the last one.
+
+    By default with so little noise that what rounding does to sums is not lost in it.
+    """
+    algorithm = algorithm_of(*made)
+    mechanism = Mechanism(sampler, sigma, 1.0, noise)
+    state = algorithm.init(PARAMS, mechanism, ROWS) if state is None else state
+    how = {"insecure_seed": 0, "block_steps": BLOCK, "placement": placement, **how}
     seen = []
-    for block in train_blocks(
-        algorithm, mechanism, state, ROWS, placement=placement, data_on=data_on, **how
-    ):
-        seen.append(jax.tree.map(np.asarray, block.state))
-    return seen, block
+    for block in train_blocks(algorithm, mechanism, state, ROWS, **how):
+        seen.append(jax.tree.map(np.array, block.state))
+    return seen, block.state
 
 
-def flat(state):
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
+alone = functools.cache(functools.partial(trained, None))
 
 
-def assert_same_bits(one, other):
-    jax.tree.map(np.testing.assert_array_equal, one, other)
+def off(found, expected):
+    """The largest difference of two trees, relative to the largest number of each leaf.
+
+    One in a hundred numbers that are flushed may have been rounded to the next of their grid.
+    """
+    largest = 0.0
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        away = np.abs(x - y) / max(np.abs(y).max(), 1e-9)
+        largest = max(
+            largest, float(np.quantile(away, 0.99) if away.max() <= 2**-12 else away.max())
+        )
+    return largest
 
 
-@functools.cache
-def reference(loss_fn, sampler, noise):
-    return flat(trained(algorithm_of(loss_fn), mechanism_of(sampler, noise), None)[0][-1])
+def assert_same_bits(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def algorithm_of(loss_fn):
-    return dpsgd(loss_fn, optax.adam(1e-2), microbatch_size=1)
-
-
-def mechanism_of(sampler, noise):
-    # So little noise that what rounding does to sums is not lost in that of the release.
-    return Mechanism(sampler, 1e-3, 1.0, noise)
-
-
-BANDED = BandedToeplitz((0.8, 0.5, 0.3))
-LAWS = {
-    "independent": Independent(),
-    "bands": BANDED,
+HOST = {"data_on": "host"}
+DENSE = {
+    "1": (on(1), dropped, {}),
+    "2": (on(2), dropped, {}),
+    "4, streamed": (on(4), dropped, HOST),
+    "8": (on(8), dropped, {"sampler": SEVERAL}),
+    "4, sharded": (on(4, SHARE), dropped, {}),
+    "8, sharded": (on(8, SHARE), dropped, {"sampler": SEVERAL, **HOST}),
+    "8, sharded, bands": (on(8, SHARE), loss, {"sampler": ORDERED, "noise": BANDED}),
 }
-TRAINED = {
-    "1": (on(1), dropped, POISSON, Independent(), "device"),
-    "2": (on(2), dropped, POISSON, Independent(), "device"),
-    "4, streamed": (on(4), dropped, POISSON, Independent(), "host"),
-    "8": (on(8), dropped, SEVERAL, Independent(), "device"),
-    "4, sharded": (on(4, SHARE), dropped, POISSON, Independent(), "device"),
-    "8, sharded": (on(8, SHARE), dropped, SEVERAL, Independent(), "host"),
-    "8, sharded, bands": (on(8, SHARE), loss, ORDERED, BANDED, "device"),
+LAZY = {
+    "resident": (8, loss, {}),
+    "streamed": (4, loss, HOST),
+    "a key": (8, dropped, {}),
+    "shards": (4, loss, {"sampler": dataclasses.replace(POISSON, num_shards=2)}),
+    "units": (8, of_unit, {"sampler": UNITS}),
+    "flushed in between": (8, loss, {"flush_every": 5}),
 }
 
 
@@ -116,87 +149,181 @@ def trips(program):
     return [int(n) for n in re.findall(r'known_trip_count":{"n":"(\d+)"', program.as_text())]
 
 
-@pytest.mark.parametrize("name", TRAINED)
+def placed(state):
+    return {name for name, leaf in state.raw_params.items() if not leaf.is_fully_replicated}
+
+
+@pytest.mark.parametrize("name", DENSE)
 def test_parameters_after_20_steps_are_those_of_one_device(name):
-    placement, loss_fn, sampler, noise, data_on = TRAINED[name]
-    algorithm, mechanism = algorithm_of(loss_fn), mechanism_of(sampler, noise)
-    seen, last = trained(algorithm, mechanism, placement, data_on=data_on)
-    alone = reference(loss_fn, sampler, noise)
-    assert last.steps.stop == 20
-    assert np.abs(flat(seen[-1]) - alone).max() <= 1e-6 * np.abs(alone).max()
-    spec = str(last.state.params["table"].sharding.spec)
-    assert spec == ("P('devices',)" if "sharded" in name else "P()")
+    placement, loss_fn, how = DENSE[name]
+    seen, last = trained(placement, loss_fn, **how)
+    expected = alone(loss_fn, **{key: how[key] for key in {"sampler", "noise"} & set(how)})
+    assert off(seen[-1].params, expected[0][-1].params) <= 1e-6
+    assert placed(last) == ({"table"} if "sharded" in name else set())
     if not name.startswith("8"):
         return
-    layout = Layout.choose(sampler, ROWS, block_steps=8, data_on=data_on, placement=placement)
-    program = layout.program(algorithm, mechanism, last.state, ROWS)
+    sampler = how["sampler"]
+    where = {"block_steps": BLOCK, "data_on": how.get("data_on", "device"), "placement": placement}
+    mechanism = Mechanism(sampler, 1e-3, 1.0, how.get("noise", FRESH))
+    program = Layout.choose(sampler, ROWS, **where).program(
+        algorithm_of(loss_fn), mechanism, last, ROWS
+    )
     if sampler is SEVERAL:  # 11 places of a pass are 16 on 8 devices: 2 microbatches of 1 on each
         assert 2 in trips(program)
-    numbers, diagnostics = flat(seen[-1]).size, 4
+    numbers, diagnostics = sum(x.size for x in PARAMS.values()), 4
     if name == "8":  # at depth 1: in the loop over steps, and in none over passes or microbatches
         size = 4 * (numbers + diagnostics)
         assert collectives(program) == [Collective("all-reduce", size, 1)]
     elif name == "8, sharded":
-        assert 0 < max(one.size for one in collectives(program)) < numbers
+        assert 0 < max(one.size for one in collectives(program)) < 4 * PARAMS["table"].size
 
 
-@pytest.mark.parametrize("placement", [on(8), on(8, SHARE)], ids=["replicated", "sharded"])
-def test_layout_repeats_its_bits_and_leaves_the_callers_state(placement):
-    algorithm, mechanism = algorithm_of(dropped), mechanism_of(SEVERAL, Independent())
-    seen, _ = trained(algorithm, mechanism, placement)
-    again, _ = trained(algorithm, mechanism, placement)
-    resumed, _ = trained(algorithm, mechanism, placement, state=seen[0])
-    for end in (again, resumed):
-        assert_same_bits(end[-1], seen[-1])
-    mine = algorithm.init(PARAMS, mechanism)
-    assert_same_bits(trained(algorithm, mechanism, placement, state=mine)[0][0], seen[0])
+@pytest.mark.parametrize(("count", "loss_fn", "how"), LAZY.values(), ids=LAZY)
+def test_states_of_lazy_tables_are_those_of_one_device(count, loss_fn, how):
+    seen, last = trained(on(count), loss_fn, TABLES, **how)
+    expected, _ = trained(None, loss_fn, TABLES, **how)
+    assert max(off(x, y) for x, y in zip(seen, expected, strict=True)) <= 1e-6
+    assert placed(last) == {"table"}  # if its rows divide
+    if not how:
+        assert [x.pending for x in seen] == [True, True, False]
+
+
+REPEATED = {
+    "replicated": (on(8), dropped, None, {"sampler": SEVERAL}),
+    "sharded": (on(8, SHARE), dropped, None, {"sampler": SEVERAL}),
+    "pending rows": (on(8), loss, TABLES, {}),
+}
+
+
+@pytest.mark.parametrize(("placement", "loss_fn", "tables", "how"), REPEATED.values(), ids=REPEATED)
+def test_layout_repeats_its_bits_and_leaves_the_callers_state(placement, loss_fn, tables, how):
+    run = functools.partial(trained, placement, loss_fn, tables, **how)
+    seen, last = run()
+    mechanism = Mechanism(how.get("sampler", POISSON), 1e-3, 1.0)
+    mine = algorithm_of(loss_fn, tables).init(PARAMS, mechanism, ROWS)
+    for state in (None, mine, seen[0]):
+        assert_same_bits(run(state=state)[0][-1], seen[-1])
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((mine, PARAMS)))
+    for whole in (hosted(last), on_one_device(last)):  # states are read back whole
+        assert_same_bits(jax.tree.map(np.asarray, whole), seen[-1])
+    assert placement_mismatch(last) is None
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_noise_has_equal_bits_on_every_layout_without_exchanges(law):
-    algorithm, mechanism = dpsgd(nothing, optax.sgd(1.0)), Mechanism(ORDERED, 1.0, 1.0, LAWS[law])
-    alone = trained(algorithm, mechanism, None)[0][-1]
-    for place in (on(2), on(8), on(8, SHARE)):
-        assert_same_bits(alone, trained(algorithm, mechanism, place)[0][-1])
-    placement, algorithm = on(8, SHARE), algorithm_of(loss)
+NOISES = {
+    "independent": (None, FRESH, (on(2), on(8), on(8, SHARE)), (0, 0, 0)),
+    "bands": (None, BANDED, (on(2), on(8), on(8, SHARE)), (0, 0, 0)),
+    # On eight devices the last bits of a row that a step has caught up differ; why is not known.
+    # No guarantee needs them to be one: another placement is another attempt.
+    "lazy": (TABLES, FRESH, (on(1), on(2), on(4), on(8)), (8, 8, 0)),
+}
+
+
+@pytest.mark.parametrize(("tables", "noise", "places", "most"), NOISES.values(), ids=NOISES)
+def test_noise_of_every_layout_is_that_of_one_device(tables, noise, places, most):
+    run = functools.partial(trained, sampler=ORDERED, noise=noise, sigma=1.0)
+    expected, _ = run(None, nothing, tables)
+    for place in places:
+        for allowed, *states in zip(most, run(place, nothing, tables)[0], expected, strict=True):
+            pairs = zip(*(jax.tree.leaves(state.raw_params) for state in states), strict=True)
+            assert sum(np.sum(x != y) for x, y in pairs) <= allowed
+
+
+@pytest.mark.parametrize("noise", [FRESH, BANDED])
+def test_noise_and_update_exchange_nothing(noise):
+    placement, algorithm = on(8, SHARE), algorithm_of()
+    mechanism = Mechanism(ORDERED, 1.0, 1.0, noise)
     state = algorithm.init(PARAMS, mechanism)
     shardings, whole = placement.state(state), placement.replicated
     found = program(
         lambda *of: algorithm.update(*of)[0],
         (),
-        (state, PARAMS, ROOT.noise_key(0), mechanism.scales()),
+        (state, PARAMS, KEY, mechanism.scales()),
         shardings=((shardings, shardings.params, whole, whole), shardings),
     )
     assert collectives(found.compiled) == []
 
 
+def lazy_programs(algorithm, mechanism, state, data, block_steps):
+    """Returns the compiled block on eight devices, and what flushes."""
+    layout = Layout.choose(mechanism.sampler, data, block_steps=block_steps, placement=on(8))
+    laws = algorithm.gap_laws(STEPS).flush_arrays(block_steps)
+    key = jax.ShapeDtypeStruct((4,), jnp.uint32)
+    arguments = jax.eval_shape(defer_noise, state), laws, key, mechanism.scales()
+    block = layout.program(algorithm, mechanism, state, data)
+    return block, flush_program(algorithm, arguments, layout.placement).compiled
+
+
+def test_step_exchanges_only_read_rows_and_their_gradients():
+    @functools.partial(with_rows, lambda example: {"table": example["ids"]})
+    def one_table(params, rows, example):
+        return jnp.square(jnp.tanh(rows["table"].sum(axis=0)) @ params["w"] - example["y"])
+
+    algorithm, mechanism = algorithm_of(one_table, LazyTables(0.3)), Mechanism(POISSON, 1e-3, 1.0)
+    params = {name: PARAMS[name] for name in ("table", "w")}
+    state = algorithm.init(params, mechanism, ROWS)
+    block, flush = lazy_programs(algorithm, mechanism, state, ROWS, BLOCK)
+    look_ups = 4 * on(8).width(POISSON.padded_batch_size, 1)
+    dense, diagnostics, watched = WIDTH, 4, 128
+    assert collectives(block) == [
+        Collective("all-gather", 4 * look_ups, 1),
+        Collective("all-reduce", 4 * look_ups * WIDTH, 1),
+        Collective("all-reduce", 4 * (look_ups * WIDTH + dense + diagnostics), 1),
+        Collective("all-reduce", 4 * watched, 1),
+    ]
+    assert collectives(flush) == []
+    for compiled, width in ((block, WIDTH + 1), (flush, WIDTH)):  # a step's with the steps of rows
+        assert f"f32[{R},{WIDTH}]" not in compiled.as_text()  # no device makes a whole table
+        assert compiled.memory_analysis().alias_size_in_bytes >= 4 * R // 8 * width
+
+
+def test_look_up_beyond_a_table_reads_its_nearest_row():
+    """Without noise: lazily, and by momentum on whole tables with each look-up in the table."""
+    lazily, _ = trained(on(8), loss, TABLES, sigma=0.0)
+    of_tables = optax.sgd(TABLES.learning_rate, TABLES.momentum)
+    labels = {"odd": "tables", "table": "tables", "w": "others"}
+    parts = optax.multi_transform({"tables": of_tables, "others": optax.sgd(0.1)}, labels)
+    algorithm, mechanism = dpsgd(loss, parts, microbatch_size=5), Mechanism(POISSON, 0.0, 1.0)
+    inside = ROWS | {"ids": np.clip(ROWS["ids"], 0, R - 1)}
+    state = algorithm.init(PARAMS, mechanism)
+    for block in train_blocks(algorithm, mechanism, state, inside, insecure_seed=0):
+        end = block.state
+    momenta = [x for x in jax.tree.leaves(end.opt_state) if x.ndim == 2]
+    found = [table.momentum for table in lazily[-1].tables.values()]
+    assert off(lazily[-1].params, end.params) <= 1e-6
+    assert off(found, momenta) <= 2e-6  # in which more cancels, in the sums of any
+
+
+ROWS_85M, DIM, FEATURES, BATCH = 6_071_296, 14, 26, 8_192
+COLUMNS = {
+    "ids": jax.ShapeDtypeStruct((10 * BATCH, FEATURES), jnp.int32),
+    "y": jax.ShapeDtypeStruct((10 * BATCH,), jnp.float32),
+}
+
+
+def large(loss_fn, rows, optimizer, tables=None, **others):
+    """Returns algorithm, mechanism and shapes of the first state of a table of so many rows."""
+    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in others.items()}
+    shapes["table"] = jax.ShapeDtypeStruct((rows, DIM), jnp.float32)
+    algorithm = dpsgd(loss_fn, optimizer, tables=tables, microbatch_size=512)
+    mechanism = Mechanism(Deterministic(10 * BATCH, batch_size=BATCH), 1.0, 1.0)
+    state = jax.eval_shape(lambda params: algorithm.init(params, mechanism, COLUMNS), shapes)
+    return algorithm, mechanism, state
+
+
 def test_each_of_8_devices_has_an_eighth_of_85m_parameters():
     """From shapes alone."""
-    rows, dim, features, batch = 6_071_296, 14, 26, 8_192
-    shapes = {
-        "table": jax.ShapeDtypeStruct((rows, dim), jnp.float32),
-        "w": jax.ShapeDtypeStruct((features * dim, 256), jnp.float32),
-        "out": jax.ShapeDtypeStruct((256,), jnp.float32),
-    }
 
     def deep(params, example):
         x = params["table"][example["ids"]].ravel()
         return jnp.square(jax.nn.relu(x @ params["w"]) @ params["out"] - example["y"])
 
-    n = 10 * batch
-    data = {
-        "ids": jax.ShapeDtypeStruct((n, features), jnp.int32),
-        "y": jax.ShapeDtypeStruct((n,), jnp.float32),
-    }
-    algorithm = dpsgd(deep, optax.adam(1e-3), microbatch_size=512)
-    mechanism = Mechanism(Deterministic(n, batch_size=batch), 1.0, 1.0)
-    state = jax.eval_shape(lambda params: algorithm.init(params, mechanism), shapes)
-    table, dense = 4 * rows * dim, 4 * (features * dim * 256 + 256)
+    wide = FEATURES * DIM
+    made = large(deep, ROWS_85M, optax.adam(1e-3), w=(wide, 256), out=(256,))
+    table, dense = 4 * ROWS_85M * DIM, 4 * (wide * 256 + 256)
     temporary = {}
     for name, placement in {"alone": None, "8": on(8), "sharded": on(8, 2**24)}.items():
-        layout = Layout.choose(mechanism.sampler, data, block_steps=2, placement=placement)
-        program = layout.program(algorithm, mechanism, state, data)
+        layout = Layout.choose(made[1].sampler, COLUMNS, block_steps=2, placement=placement)
+        program = layout.program(*made, COLUMNS)
         memory, sent = program.memory_analysis(), collectives(program)
         temporary[name] = memory.temp_size_in_bytes
         if name == "8":
@@ -211,6 +338,26 @@ def test_each_of_8_devices_has_an_eighth_of_85m_parameters():
             assert 2 in trips(program)
             assert max(map(int, re.findall(r"f32\[(\d+),256\]", program.as_text()))) == 512
     assert temporary["sharded"] < temporary["alone"] / 2
+
+
+def test_each_of_8_devices_holds_an_eighth_of_85m_lazy_numbers():
+    """From shapes alone."""
+
+    @functools.partial(with_rows, lambda example: {"table": example["ids"]})
+    def clicks(params, rows, example):
+        return jnp.square(rows["table"].ravel() @ params["w"] - example["y"])
+
+    sgd, shape = optax.sgd(0.1), (FEATURES * DIM,)
+    once, doubled = (large(clicks, k * ROWS_85M, sgd, TABLES, w=shape) for k in (1, 2))
+    pairs = [lazy_programs(*made, COLUMNS, 2) for made in (once, doubled)]
+    shard = 4 * ROWS_85M // 8 * (2 * DIM + 1)  # values, momentum and steps
+    for one, other in zip(*pairs, strict=True):
+        memory, of_twice = one.memory_analysis(), other.memory_analysis()
+        assert shard <= memory.alias_size_in_bytes <= shard + 8_192
+        assert memory.temp_size_in_bytes < shard
+        assert of_twice.temp_size_in_bytes <= memory.temp_size_in_bytes + 8_192
+    assert max(one.size for one in collectives(pairs[0][0])) < shard / 4
+    assert on(8).fitting(once[2], 1e6).shard_rows_from is None
 
 
 def looked_up(params, example):
@@ -240,35 +387,40 @@ def sneaky(x):
 sneaky.defvjp(lambda x: (x, x), lambda x, g: (jax.lax.psum(g, AXIS),))
 
 REACHING = {
-    "psum": lambda p, e: jax.lax.psum(loss(p, e), AXIS),
-    "pmean": lambda p, e: jax.lax.pmean(loss(p, e), AXIS),
-    "all_gather": lambda p, e: jnp.sum(jax.lax.all_gather(loss(p, e), AXIS)),
-    "ppermute": lambda p, e: jax.lax.ppermute(loss(p, e), AXIS, [(0, 1), (1, 0)]),
-    "axis_index": lambda p, e: loss(p, e) * jax.lax.axis_index(AXIS),
-    "psum of gradients": lambda p, e: sneaky(loss(p, e)),
+    "psum": lambda x: jax.lax.psum(x, AXIS),
+    "pmean": lambda x: jax.lax.pmean(x, AXIS),
+    "all_gather": lambda x: jnp.sum(jax.lax.all_gather(x, AXIS)),
+    "ppermute": lambda x: jax.lax.ppermute(x, AXIS, [(0, 1), (1, 0)]),
+    "axis_index": lambda x: x * jax.lax.axis_index(AXIS),
+    "psum of gradients": sneaky,
 }
 
 
-def compiled(placement, loss_fn=loss, params=PARAMS, noise=None):
-    algorithm = dpsgd(loss_fn, optax.sgd(1.0))
-    mechanism = Mechanism(POISSON, 1.0, 1.0, noise or Independent())
-    layout = Layout.choose(POISSON, ROWS, placement=placement)
-    layout.program(algorithm, mechanism, algorithm.init(params, mechanism), ROWS)
+def compiled(placement, reach=lambda x: x, params=PARAMS, tables=None):
+    def reaching(params, rows, example):
+        return reach(of_rows(params, rows, example))
+
+    loss_fn = with_rows(look_ups, reaching)
+    algorithm, mechanism = algorithm_of(loss_fn, tables), Mechanism(POISSON, 1.0, 1.0)
+    state = algorithm_of(loss, tables).init(params, mechanism, ROWS if tables else None)
+    Layout.choose(POISSON, ROWS, placement=placement).program(algorithm, mechanism, state, ROWS)
 
 
 @pytest.mark.parametrize("name", REACHING)
-def test_a_loss_that_reaches_for_other_devices_is_refused(name):
+@pytest.mark.parametrize("tables", [None, TABLES], ids=["dense", "lazy"])
+def test_a_loss_that_reaches_for_other_devices_is_refused(name, tables):
     with pytest.raises(ValueError, match="examples could mix"):
-        compiled(on(8), REACHING[name])
+        compiled(on(8), REACHING[name], tables=tables)
 
 
 def test_what_cannot_be_sharded_is_refused():
     with pytest.raises(NameError, match="unbound axis name"):  # where tables are sharded
         compiled(on(8, SHARE), REACHING["psum"])
-    odd = {**PARAMS, "table": jnp.zeros((1022, WIDTH))}
-    why = r"\['table'\] has 1,022 rows, which do not divide by 8 devices"
+    why = r"\['odd'\] has 2,046 rows, which do not divide by 8 devices"
     with pytest.raises(ValueError, match=why):
-        compiled(on(8, SHARE), params=odd)
+        compiled(on(8, SHARE // 2))
+    with pytest.raises(ValueError, match="whole on every device; leave it out"):
+        compiled(on(8, SHARE), params=PARAMS | {"w": jnp.ones((R, WIDTH))}, tables=TABLES)
 
 
 SOUND = dpsgd(loss, optax.sgd(0.1), microbatch_size=3)

@@ -1,5 +1,7 @@
 """The noise of the candidates is the least at which the whole meets its target."""
 
+import functools
+
 import pytest
 
 from accounting import (
@@ -28,9 +30,12 @@ def sampled(sigma):
     return PoissonProfile(sigma, 0.1, 10)
 
 
+def profiles_of(privacies, sigmas):
+    return tuple(p(s) for p, s in zip(privacies, sigmas, strict=True))
+
+
 def whole_of(privacies, sigmas):
-    profiles = tuple(p(s) for p, s in zip(privacies, sigmas, strict=True))
-    return SelectionProfile(EnvelopeProfile(profiles), COUNT)
+    return SelectionProfile(EnvelopeProfile(profiles_of(privacies, sigmas)), COUNT)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,8 @@ def whole_of(privacies, sigmas):
 )
 def test_the_whole_costs_at_most_the_target_and_hardly_less(third, target):
     privacies = [steps(1), steps(4), third]
-    sigmas = noise.for_epsilon(privacies, COUNT, epsilon=target, delta=DELTA)
+    profiles = functools.partial(profiles_of, privacies)
+    sigmas = noise.for_epsilon(privacies, COUNT, epsilon=target, delta=DELTA, profiles=profiles)
     whole = epsilon(whole_of(privacies, sigmas), DELTA).upper
     assert 0.995 * target <= whole <= target
     assert sigmas[1] == pytest.approx(2 * sigmas[0], rel=2e-3)  # one profile, at another scale

@@ -116,7 +116,7 @@ def test_some_rows_of_a_large_table_are_compared(program, monkeypatch):
 def first_steps_sizes(self, steps, room):
     laws = OF(self, steps, room)
     sizes = np.zeros(room, np.float32)
-    sizes[: len(steps)] = self._optimizer.step_sizes[: len(steps)]
+    sizes[: len(steps)] = self.optimizer.step_sizes[: len(steps)]
     return laws._replace(step_size=sizes)
 
 
