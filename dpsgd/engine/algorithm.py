@@ -62,8 +62,8 @@ class Algorithm(NamedTuple):
     update: Callable[..., tuple[TrainState, PyTree]]
     """(state, sum, noise_key, scales) -> (state after one noisy update, private mean gradient of
     `dense_params`, in their types). Lazy tables stay, see `LazyRows.update`."""
-    lazy: LazyRows | None = None
-    """Lazy tables; None if all leaves are dense."""
+    lazy: Any = None
+    """Lazy tables, `LazyRows`; None if all leaves are dense."""
     freezes: bool = True
     """True if leaves that no derivative reaches stay constant."""
 
@@ -78,12 +78,12 @@ class Algorithm(NamedTuple):
         return allows_foreign_calls(self.loss_fn)
 
     @property
-    def tables(self) -> LazyTables | None:
-        """Optimizer of lazy tables; None without any."""
+    def tables(self) -> Any:
+        """Optimizer `LazyTables` of lazy tables; None without any."""
         return self.lazy and self.lazy.tables
 
-    def gap_laws(self, num_steps: int) -> RunLaws | None:
-        """Returns the laws of lazy tables in a run, or None."""
+    def gap_laws(self, num_steps: int) -> Any:
+        """Returns the `RunLaws` of lazy tables in a run, or None."""
         return self.tables and RunLaws(self.tables.of_run(num_steps))
 
     def init(

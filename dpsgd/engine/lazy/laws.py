@@ -36,8 +36,8 @@ class StepLaws(NamedTuple):
 
     def select(self, j: Any) -> StepLaws:
         """Returns the laws of step `j` of a block."""
-        to_multiple, *by_step, momentum = self
-        return StepLaws(to_multiple, *(x[j] for x in by_step), momentum)
+        multiples, recent, size = (x[j] for x in self[1:4])
+        return self._replace(from_multiples=multiples, from_recent=recent, step_size=size)
 
 
 def packed(law: GapLaw) -> np.ndarray:
@@ -131,8 +131,9 @@ class RunLaws(Gaps):
         laws = [self.flush_arrays(step)[1:4] for step in steps]
         stacked = [np.stack(arrays) for arrays in zip(*laws, strict=True)]
         padding = (0, room - len(steps))
-        by_step = (np.pad(x, [padding, *[(0, 0)] * (x.ndim - 1)]) for x in stacked)
-        return StepLaws(self._to_multiple, *by_step, np.float32(self.optimizer.momentum))
+        multiples, recent, sizes = (np.pad(x, [padding, *[(0, 0)] * (x.ndim - 1)]) for x in stacked)
+        momentum = np.float32(self.optimizer.momentum)
+        return StepLaws(self._to_multiple, multiples, recent, sizes, momentum)
 
     def flush_arrays(self, steps: int) -> StepLaws:
         """Returns the laws after `steps` steps, for a flush or the next step."""

@@ -6,6 +6,7 @@ JAX is told how many devices a CPU has before it starts; `test_placement.py` run
 import dataclasses
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +126,7 @@ def assert_same_bits(found, expected):
 
 
 HOST = {"data_on": "host"}
-DENSE = {
+DENSE: dict[str, Any] = {
     "1": (on(1), dropped, {}),
     "2": (on(2), dropped, {}),
     "4, streamed": (on(4), dropped, HOST),
@@ -243,8 +244,9 @@ def test_noise_and_update_exchange_nothing(noise):
     assert collectives(found.compiled) == []
 
 
-def lazy_programs(algorithm, mechanism, state, data, block_steps):
+def lazy_programs(made, data, block_steps):
     """Returns the compiled block on eight devices, and what flushes."""
+    algorithm, mechanism, state = made
     layout = Layout.choose(mechanism.sampler, data, block_steps=block_steps, placement=on(8))
     laws = algorithm.gap_laws(STEPS).flush_arrays(block_steps)
     key = jax.ShapeDtypeStruct((4,), jnp.uint32)
@@ -261,7 +263,7 @@ def test_step_exchanges_only_read_rows_and_their_gradients():
     algorithm, mechanism = algorithm_of(one_table, LazyTables(0.3)), Mechanism(POISSON, 1e-3, 1.0)
     params = {name: PARAMS[name] for name in ("table", "w")}
     state = algorithm.init(params, mechanism, ROWS)
-    block, flush = lazy_programs(algorithm, mechanism, state, ROWS, BLOCK)
+    block, flush = lazy_programs((algorithm, mechanism, state), ROWS, BLOCK)
     look_ups = 4 * on(8).width(POISSON.padded_batch_size, 1)
     dense, diagnostics, watched = WIDTH, 4, 128
     assert collectives(block) == [
@@ -318,12 +320,13 @@ def test_each_of_8_devices_has_an_eighth_of_85m_parameters():
         return jnp.square(jax.nn.relu(x @ params["w"]) @ params["out"] - example["y"])
 
     wide = FEATURES * DIM
-    made = large(deep, ROWS_85M, optax.adam(1e-3), w=(wide, 256), out=(256,))
+    sizes = {"w": (wide, 256), "out": (256,)}
+    algorithm, mechanism, state = large(deep, ROWS_85M, optax.adam(1e-3), **sizes)
     table, dense = 4 * ROWS_85M * DIM, 4 * (wide * 256 + 256)
     temporary = {}
     for name, placement in {"alone": None, "8": on(8), "sharded": on(8, 2**24)}.items():
-        layout = Layout.choose(made[1].sampler, COLUMNS, block_steps=2, placement=placement)
-        program = layout.program(*made, COLUMNS)
+        layout = Layout.choose(mechanism.sampler, COLUMNS, block_steps=2, placement=placement)
+        program = layout.program(algorithm, mechanism, state, COLUMNS)
         memory, sent = program.memory_analysis(), collectives(program)
         temporary[name] = memory.temp_size_in_bytes
         if name == "8":
@@ -349,7 +352,7 @@ def test_each_of_8_devices_holds_an_eighth_of_85m_lazy_numbers():
 
     sgd, shape = optax.sgd(0.1), (FEATURES * DIM,)
     once, doubled = (large(clicks, k * ROWS_85M, sgd, TABLES, w=shape) for k in (1, 2))
-    pairs = [lazy_programs(*made, COLUMNS, 2) for made in (once, doubled)]
+    pairs = [lazy_programs(made, COLUMNS, 2) for made in (once, doubled)]
     shard = 4 * ROWS_85M // 8 * (2 * DIM + 1)  # values, momentum and steps
     for one, other in zip(*pairs, strict=True):
         memory, of_twice = one.memory_analysis(), other.memory_analysis()
