@@ -159,7 +159,12 @@ def _pairs(sizes: Sizes, choose: Any) -> tuple[tuple[int, int], ...]:
 
 
 def of_group(sizes: Sizes, group: int) -> tuple[tuple[int, int], ...]:
-    """Returns the pairs (times, steps) of one group."""
+    """Returns the pairs (times, steps) of one group.
+
+    Args:
+      sizes: Number of steps by times, for every group.
+      group: Index of the group.
+    """
     return tuple((t, int(sizes[t][group])) for t in sorted(sizes) if sizes[t][group])
 
 

@@ -86,18 +86,7 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
         assignments = Counter(bins for bins in draws if max(bins)[0])
         if complete:
             assignments[((1, self.group_steps),)] += complete
-        profile = profiles.balls_and_bins.bins_profile(noise_multiplier, assignments)
-        if not self.truncates:
-            return profile
-        return profiles.truncation.truncated_bins(profile, self.cap(self.shard_batch_size))
-
-    def truncated(
-        self, noise_multiplier: float, max_batch_size: int
-    ) -> profiles.truncation.TruncatedProfile:
-        """Returns the cost with batches cut to `max_batch_size`."""
-        return profiles.truncation.truncated_bins(
-            self._untruncated(noise_multiplier), self.cap(max_batch_size)
-        )
+        return self.with_cuts(profiles.balls_and_bins.bins_profile(noise_multiplier, assignments))
 
     def _untruncated(self, noise_multiplier: float) -> accounting.BallsAndBinsProfile:
         """Returns the profile of E epochs of T / c bins.

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 import accounting
-from accounting import PrivacyProfile, profiles
+from accounting import PrivacyProfile
 from accounting.profile import ComposesWithGaussian, UpperEnd
 from samplers.attempts import Attempt, check_attempts, releases, sizes_of
 from samplers.plans import Participations, example_dtype
@@ -77,25 +77,7 @@ class Poisson(VariableBatchSampler):
         return check_attempts(attempts, self.num_steps)
 
     def _profile_of(self, noise_multiplier: float, steps: int) -> PrivacyProfile:
-        if self.truncates:
-            return self.truncated(noise_multiplier, self.shard_batch_size, steps)
-        return self._untruncated(noise_multiplier, steps)
-
-    def truncated(
-        self, noise_multiplier: float, max_batch_size: int, steps: int | None = None
-    ) -> profiles.truncation.TruncatedProfile:
-        """Returns the cost with batches cut to `max_batch_size`.
-
-        Args:
-          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
-          max_batch_size: Largest number B of examples of a shard's part of a batch.
-          steps: Number of steps of one group. Default: all T E / c.
-        """
-        steps = self.num_steps // self.cycle_length if steps is None else steps
-        profile, cap = self._untruncated(noise_multiplier, steps), self.cap(max_batch_size)
-        return profiles.truncation.truncated_steps(
-            profile, cap, steps, noise_multiplier, exact=True
-        )
+        return self.with_cuts(self._untruncated(noise_multiplier, steps))
 
     def _untruncated(
         self, noise_multiplier: float, steps: int | None = None

@@ -84,23 +84,22 @@ class CappedBatchSampler(BatchSampler):
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the profile of all steps, truncation included."""
-        if self.truncates:
-            return self.truncated(noise_multiplier, self.shard_batch_size)
-        return self._untruncated(noise_multiplier)
+        return self.with_cuts(self._untruncated(noise_multiplier))
 
     @abc.abstractmethod
-    def _untruncated(self, noise_multiplier: float) -> PrivacyProfile: ...
+    def _untruncated(self, noise_multiplier: float) -> Any: ...
 
-    @abc.abstractmethod
-    def truncated(
-        self, noise_multiplier: float, max_batch_size: int
-    ) -> profiles.truncation.TruncatedProfile:
-        """Returns the cost with batches cut to `max_batch_size`.
+    def with_cuts(self, profile: Any) -> Any:
+        """Returns the profile with the cost of the sampler's cut batches, if any are cut.
 
         Args:
-          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
-          max_batch_size: Largest number B < `largest_group` of examples of a shard's part.
+          profile: Profile of the sampler's steps, or of some of them, without cuts.
         """
+        return self._truncated(profile, self.shard_batch_size) if self.truncates else profile
+
+    def _truncated(self, profile: Any, max_batch_size: int) -> profiles.truncation.TruncatedProfile:
+        cap = self.cap(max_batch_size)
+        return profiles.truncation.truncated_profile(profile, cap, self.num_shards)
 
     def cap(self, max_batch_size: int) -> profiles.truncation.Cap:
         """Returns the cut of the largest group of a shard to `max_batch_size`."""
@@ -111,8 +110,9 @@ class CappedBatchSampler(BatchSampler):
         """Default of `max_batch_size`: truncation costs at most 1 % of delta."""
         delta = self.target_delta or default_delta(self.num_units)
         log_budget = math.log(DEFAULT_SHARE * delta)
+        profile = self._untruncated(1.0)
         return _smallest(
-            lambda size: self.truncated(1.0, size).log_spent <= log_budget, self.largest_group
+            lambda size: self._truncated(profile, size).log_spent <= log_budget, self.largest_group
         )
 
     @property

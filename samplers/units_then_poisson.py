@@ -10,7 +10,6 @@ from typing import Annotated
 import numpy as np
 
 import accounting
-from accounting import profiles
 from accounting.records import Count, Gt, Le
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
@@ -57,24 +56,11 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
 
     @property
     def largest_group(self) -> int:
-        """Upper bound on the number of drawn units' examples."""
-        return min(self.num_examples, math.prod(self.draws) * self.tree.shape.most_leaves)
+        """Upper bound on the number of drawn units' examples.
 
-    def truncated(
-        self, noise_multiplier: float, max_batch_size: int
-    ) -> profiles.truncation.TruncatedProfile:
-        """Returns the cost with batches cut to `max_batch_size`.
-
-        The batch size is stochastically at most Binomial(`largest_group`, `sampling_prob`).
-
-        Args:
-          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
-          max_batch_size: Largest number B of examples of a batch.
+        A batch's size is stochastically at most Binomial(`largest_group`, `sampling_prob`).
         """
-        profile, cap = self._untruncated(noise_multiplier), self.cap(max_batch_size)
-        return profiles.truncation.truncated_steps(
-            profile, cap, self.steps, noise_multiplier, exact=False
-        )
+        return min(self.num_examples, math.prod(self.draws) * self.tree.shape.most_leaves)
 
     def _untruncated(self, noise_multiplier: float) -> accounting.UnitsThenPoissonProfile:
         """Returns the leaf level's profile, the drawn units treated as known.

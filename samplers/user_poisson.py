@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import accounting
-from accounting import profiles
 from accounting.profile import ComposesWithGaussian
 from accounting.records import Count
 from samplers.poisson import Poisson
@@ -83,24 +82,4 @@ class UserPoisson(Poisson):
         steps = self.num_steps if steps is None else steps
         return accounting.UserPoissonProfile(
             noise_multiplier, steps, self.sampling_prob, self.max_contributions
-        )
-
-    def truncated(
-        self, noise_multiplier: float, max_batch_size: int, steps: int | None = None
-    ) -> profiles.truncation.TruncatedProfile:
-        """Returns the cost with batches cut to `max_batch_size`.
-
-        Args:
-          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
-          max_batch_size: Largest number B of examples of a shard's part of a batch.
-          steps: Number of steps. Default: all T E.
-        """
-        steps = self.num_steps if steps is None else steps
-        return profiles.truncation.truncated_users(
-            self._untruncated(noise_multiplier, steps),
-            self.cap(max_batch_size),
-            steps,
-            noise_multiplier,
-            max_contributions=self.max_contributions,
-            shards=self.num_shards,
         )

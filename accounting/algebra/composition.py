@@ -172,7 +172,16 @@ class Window(NamedTuple):
 
     @classmethod
     def of_sums(cls, sums: Sequence[Masses], step: float, tilt: float) -> Window:
-        """Returns a window outside which each tilted sum has probability <= WRAP."""
+        """Returns a window outside which each tilted sum has probability <= WRAP.
+
+        Args:
+          sums: Laws of each sum, with the number of releases that have each.
+          step: Distance of losses.
+          tilt: Exponent of the tilt.
+
+        Raises:
+          GridError: If the window would have more than LARGEST indices.
+        """
         reaches = [_reach(masses, step, tilt) for masses in sums]
         low, high = min(low for low, _ in reaches), max(high for _, high in reaches)
         size = 1 << max(4, (high - low).bit_length())
@@ -323,7 +332,12 @@ def _minimiser(bound: Callable[[float], float]) -> float:
 
 
 def tilted(mass: Floats, exponent: Floats) -> tuple[Floats, float]:
-    """Returns mass e^exponent scaled to sum 1, and the log of the sum."""
+    """Returns mass e^exponent scaled to sum 1, and the log of the sum.
+
+    Args:
+      mass: Masses: float64[atoms].
+      exponent: Exponents of the tilt: float64[atoms].
+    """
     with np.errstate(divide="ignore"):
         log_weight = np.log(mass) + exponent
     top = float(log_weight.max())

@@ -132,7 +132,7 @@ class TruncatedProfile(Profile):
 
     for each of several `cases` (delta_0 its `profile`, p_i and delta_i its `flagged`, r its
     rest), below = `profile`, log x = epsilon + `log_thinned` and log rho = `log_moved`. Made by
-    `truncated_steps`, `truncated_bins` and `truncated_users`.
+    `truncated_profile`.
     Proof: docs/explanation/truncated-batches.md.
 
     Attributes:

@@ -12,8 +12,11 @@ from accounting.profile import ComposesWithGaussian
 from accounting.profiles.balls_and_bins import AssignmentsProfile, BallsAndBinsProfile
 from accounting.profiles.bins_grids import Assignment
 from accounting.profiles.gaussian import GaussianProfile, composed_noise
+from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.truncated import Case, Flagged, log_sum
 from accounting.profiles.truncated import TruncatedProfile as TruncatedProfile
+from accounting.profiles.units_then_poisson import UnitsThenPoissonProfile
+from accounting.profiles.user_poisson import UserPoissonProfile
 
 _BINOMIAL_ERROR = 1e-9
 """Bound on the relative error of a binomial tail."""
@@ -79,36 +82,49 @@ class Cap:
         return min(0.0, self.log_overflow() + math.log(most / (m * rate))) + _UP
 
 
-def truncated_steps(
-    profile: ComposesWithGaussian, cap: Cap, steps: int, noise_multiplier: float, *, exact: bool
+def truncated_profile(
+    profile: AssignmentsProfile
+    | BallsAndBinsProfile
+    | PoissonProfile
+    | UnitsThenPoissonProfile
+    | UserPoissonProfile,
+    cap: Cap,
+    shards: int = 1,
 ) -> TruncatedProfile:
-    """Returns the profile of `steps` independent cut batches.
+    """Returns the profile of a mechanism whose batches are cut.
+
+    >>> cut = truncated_profile(PoissonProfile(1.0, 0.1, 10), Cap(1000, 0.1, 180))
+    >>> f"{cut.epsilon(1e-5):.2f}"
+    '[2.85, 2.86]'
 
     Args:
-      profile: The mechanism without the cut.
-      cap: The cut.
-      steps: Steps of one example's group.
-      noise_multiplier: s of one release.
-      exact: Whether a pair whose other rows are zero attains the lower end of `profile`.
+      profile: The mechanism without the cut; assignments have 1 / q bins each.
+      cap: The cut, of all rows or of the largest shard.
+      shards: Number of shards, cut separately.
     """
+    if isinstance(profile, AssignmentsProfile | BallsAndBinsProfile):
+        return _truncated_bins(profile, cap)
+    if isinstance(profile, UserPoissonProfile):
+        return _truncated_users(profile, cap, shards)
+    return _truncated_steps(profile, cap)
+
+
+def _truncated_steps(
+    profile: PoissonProfile | UnitsThenPoissonProfile, cap: Cap
+) -> TruncatedProfile:
+    steps = profile.steps
     log_pi = math.log(steps) + cap.log_kept()
-    flagged = Flagged(log_pi, profile.with_gaussian_release(noise_multiplier))
+    flagged = Flagged(log_pi, profile.with_gaussian_release(profile.noise_multiplier))
     case = Case(profile, (flagged,), 2.0 * log_pi - math.log(2.0))
-    if exact:
+    if isinstance(profile, PoissonProfile):  # a pair whose other rows are zero attains it
         return TruncatedProfile(profile, (case,), math.log(steps) + cap.log_dropped_if_drawn())
     log_moved = math.log(2.0 * steps) + cap.log_overflow() + _UP
     return TruncatedProfile(profile, (case,), log_moved=log_moved)
 
 
-def truncated_bins(profile: BallsAndBinsProfile | AssignmentsProfile, cap: Cap) -> TruncatedProfile:
-    """Returns the profile of bins whose batches are cut.
-
-    All of the bins or some of them are released.
-
-    Args:
-      profile: The mechanism without the cut; each of its assignments has 1 / q bins.
-      cap: The cut.
-    """
+def _truncated_bins(
+    profile: BallsAndBinsProfile | AssignmentsProfile, cap: Cap
+) -> TruncatedProfile:
     draws, log_full = profile.assignments, cap.log_full() + _UP
     sizes = [sum(bins for times, bins in assignment if times) for assignment, _ in draws]
     counts, times = [count for _, count in draws], [max(assignment)[0] for assignment, _ in draws]
@@ -187,26 +203,9 @@ def without_full_bins(assignment: Assignment, full: int) -> Assignment:
     return ((0, unreleased), most) if unreleased else (most,)
 
 
-def truncated_users(
-    profile: ComposesWithGaussian,
-    cap: Cap,
-    steps: int,
-    noise_multiplier: float,
-    *,
-    max_contributions: int,
-    shards: int = 1,
-) -> TruncatedProfile:
-    """Returns the profile, for users, of cut Poisson batches.
-
-    Args:
-      profile: The mechanism without the cut.
-      cap: The cut, of all rows or of the largest shard.
-      steps: Number of batches.
-      noise_multiplier: s of one release.
-      max_contributions: kappa, most rows of one user.
-      shards: Number of shards, cut separately.
-    """
-    most, log_steps = max_contributions, math.log(steps)
+def _truncated_users(profile: UserPoissonProfile, cap: Cap, shards: int) -> TruncatedProfile:
+    most, log_steps = profile.max_contributions, math.log(profile.steps)
+    noise_multiplier = profile.noise_multiplier
     if shards > 1:
         log_pi = log_steps + math.log(most) + cap.log_kept()
         flagged: list[Flagged] = [

@@ -24,7 +24,7 @@ from accounting import (
     calibrate_advantage,
 )
 from accounting.profiles import bins_grids, shuffle
-from accounting.profiles.truncation import Cap, truncated_bins
+from accounting.profiles.truncation import Cap, truncated_profile
 from experiments.benchmarks.case import Figure, Spent, figure, figure_at, peak_bytes
 
 DELTA = 2.7e-8
@@ -88,7 +88,7 @@ NAMES = {name: getattr(accounting, name) for name in accounting.__all__} | {
     "M": MultistageProfile,
     "P": PoissonProfile,
     "S": ShuffleProfile,
-    "T": truncated_bins,
+    "T": truncated_profile,
     "Cap": Cap,
     "U": UserPoissonProfile,
     "V": UnitsThenPoissonProfile,

@@ -19,7 +19,7 @@ from accounting import (
     calibrate_advantage,
     largest_count,
 )
-from accounting.profiles.truncation import Cap, truncated_bins
+from accounting.profiles.truncation import Cap, truncated_profile
 
 MAKERS = {
     "gaussian": GaussianProfile,
@@ -27,7 +27,9 @@ MAKERS = {
     "balls-and-bins": lambda sigma: BallsAndBinsProfile(sigma, 100),
     "three epochs": lambda sigma: BallsAndBinsProfile(sigma, 20, 3),
     "shuffle": lambda sigma: ShuffleProfile(sigma, 20),
-    "truncated": lambda sigma: truncated_bins(BallsAndBinsProfile(sigma, 50), Cap(5000, 0.02, 180)),
+    "truncated": lambda sigma: truncated_profile(
+        BallsAndBinsProfile(sigma, 50), Cap(5000, 0.02, 180)
+    ),
 }
 
 

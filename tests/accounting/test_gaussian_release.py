@@ -15,7 +15,7 @@ from accounting import (
     PrivacyProfile,
 )
 from accounting.profile import UpperEnd
-from accounting.profiles.truncation import Cap, truncated_steps
+from accounting.profiles.truncation import Cap, truncated_profile
 from accounting.releases import with_gaussian_release
 
 DELTA = 1e-5
@@ -65,7 +65,7 @@ def test_two_gaussian_releases_cost_as_one_of_less_noise(sigma, release, delta):
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])
 def test_what_a_cut_costs_is_paid_once(epsilon):
-    cut = truncated_steps(PoissonProfile(2.0, 0.1, 10), Cap(1000, 0.1, 140), 10, 2.0, exact=True)
+    cut = truncated_profile(PoissonProfile(2.0, 0.1, 10), Cap(1000, 0.1, 140))
     found = with_gaussian_release(cut, 2.0)
     assert found.delta(epsilon) == cut.with_gaussian_release(2.0).delta(epsilon)
     both = with_gaussian_release(cut.profile, 2.0).delta(epsilon)

@@ -17,7 +17,7 @@ from accounting import (
     TrialCount,
     UserPoissonProfile,
 )
-from accounting.profiles.truncation import Cap, truncated_steps
+from accounting.profiles.truncation import Cap, truncated_profile
 from accounting.releases import with_gaussian_release
 
 
@@ -90,7 +90,7 @@ def test_truncated_events_agree(deviations, epsilon, sharper):
     accountant = PLDAccountant(value_discretization_interval=1e-3)
     theirs = accountant.compose(dp_event.SelfComposedDpEvent(event, 100)).get_delta(epsilon)
     profile = PoissonProfile(sigma, b / n, 100)
-    bound = truncated_steps(profile, Cap(n, b / n, cap), 100, sigma, exact=True).delta(epsilon)
+    bound = truncated_profile(profile, Cap(n, b / n, cap)).delta(epsilon)
     # Theirs is an upper bound as well, sharper below 5.5 deviations: their pair keeps more noise.
     assert bound.lower <= theirs * (1 + 1e-6)
     assert bound.upper <= theirs * sharper + 1e-12

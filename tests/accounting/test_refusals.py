@@ -22,14 +22,14 @@ from accounting import (
 )
 from accounting.conversions import to_privacy_loss_distribution
 from accounting.max_events import Epoch
-from accounting.profiles.truncation import Cap, log_overflow_probability, truncated_bins
+from accounting.profiles.truncation import Cap, log_overflow_probability, truncated_profile
 
 GAUSSIAN = GaussianProfile(1.0)
 NO_NOISE = r"no noise multiplier up to 1e\+09"
 
 
 def cut(sigma):
-    return truncated_bins(BallsAndBinsProfile(sigma, 10), Cap(100, 0.1, 10))
+    return truncated_profile(BallsAndBinsProfile(sigma, 10), Cap(100, 0.1, 10))
 
 
 NAN, INF = math.nan, math.inf

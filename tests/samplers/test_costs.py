@@ -16,9 +16,7 @@ from accounting import (
 )
 from accounting.profiles.truncation import (
     Cap,
-    truncated_bins,
-    truncated_steps,
-    truncated_users,
+    truncated_profile,
 )
 from accounting.worst_leaf import worst_leaf
 from samplers import (
@@ -60,11 +58,11 @@ COSTS = [
     # Groups of 334, 333, 333 examples; 34 cycles of 3 steps.
     (
         BallsAndBins(1000, 10, 2, max_batch_size=30, cycle_length=3),
-        truncated_bins(BallsAndBinsProfile(S, 34, 2), Cap(334, 1 / 34, 30)),
+        truncated_profile(BallsAndBinsProfile(S, 34, 2), Cap(334, 1 / 34, 30)),
     ),
     (
         Poisson(1000, 10, 2, max_batch_size=30, cycle_length=3),
-        truncated_steps(PoissonProfile(S, 0.03, 68), Cap(334, 0.03, 30), 68, S, exact=True),
+        truncated_profile(PoissonProfile(S, 0.03, 68), Cap(334, 0.03, 30)),
     ),
     (
         BallsAndBins(1000, 10, 2, max_batch_size=334, cycle_length=3),
@@ -73,7 +71,7 @@ COSTS = [
     # Fixed bins overflow together.
     (
         BallsAndBins(1000, 10, 5, max_batch_size=30, **FIXED),
-        truncated_bins(BallsAndBinsProfile(S, 100, 5, "fixed"), Cap(1000, 0.01, 30)),
+        truncated_profile(BallsAndBinsProfile(S, 100, 5, "fixed"), Cap(1000, 0.01, 30)),
     ),
     (
         UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=1000),
@@ -81,9 +79,7 @@ COSTS = [
     ),
     (
         UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=60),
-        truncated_users(
-            UserPoissonProfile(S, 100, 0.02, 5), Cap(1000, 0.02, 60), 100, S, max_contributions=5
-        ),
+        truncated_profile(UserPoissonProfile(S, 100, 0.02, 5), Cap(1000, 0.02, 60)),
     ),
     # The unit of a leaf is drawn with 2 of 3; at most 2 x 4 examples are in two units.
     (
@@ -92,12 +88,9 @@ COSTS = [
     ),
     (
         UnitsThenPoisson(TREE, (2,), 0.3, steps=10, max_batch_size=4),
-        truncated_steps(
+        truncated_profile(
             UnitsThenPoissonProfile(S, 10, 2 / 3, 0.3, siblings=3),
             Cap(8, 0.3, 4),
-            10,
-            S,
-            exact=False,
         ),
     ),
     (Multistage(TREE, (1, 2), steps=50), worst_leaf(S, 50, (1, 2), ((3, 2),), 2)),

@@ -26,7 +26,7 @@ from accounting import (
 )
 from accounting.attack import implied_advantage
 from accounting.profile import Question
-from accounting.profiles.truncation import Cap, truncated_bins
+from accounting.profiles.truncation import Cap, truncated_profile
 from accounting.releases import (
     ComposedProfile,
     EnvelopeProfile,
@@ -51,7 +51,7 @@ PROFILES = {
     "worst leaf": (lambda s: worst_leaf(s, 5, (1,), ((10,), (12,))), LOOSE),
     "units": (lambda s: UnitsThenPoissonProfile(s, 3, 0.3, 0.2), LOOSE),
     "truncated": (
-        lambda s: truncated_bins(BallsAndBinsProfile(s, 10), Cap(1000, 0.1, 200)),
+        lambda s: truncated_profile(BallsAndBinsProfile(s, 10), Cap(1000, 0.1, 200)),
         "",
     ),
     "gaussian release": (

@@ -21,9 +21,7 @@ from accounting.profiles.balls_and_bins import AssignmentsProfile
 from accounting.profiles.truncation import (
     Cap,
     log_overflow_probability,
-    truncated_bins,
-    truncated_steps,
-    truncated_users,
+    truncated_profile,
     without_full_bins,
 )
 
@@ -80,20 +78,20 @@ def test_edges_are_exact_or_trivial(n, rate, maximum, log_tail):
 
 def poisson(sigma, rows, rate, cap, steps):
     cut = Cap(rows, rate, cap)
-    return truncated_steps(PoissonProfile(sigma, rate, steps), cut, steps, sigma, exact=True)
+    return truncated_profile(PoissonProfile(sigma, rate, steps), cut)
 
 
 def users(sigma, rows, rate, cap, own, shards=1):
     whole = UserPoissonProfile(sigma, 1, rate, own)
     cut = Cap(rows, rate, cap)
-    return truncated_users(whole, cut, 1, sigma, max_contributions=own, shards=shards)
+    return truncated_profile(whole, cut, shards)
 
 
 def attempts(sigma, rows, cap, *assignments):
     """Draws of `rows` to bins, some of which are released, as pairs (times, bins)."""
     rate = 1 / sum(count for _, count in assignments[0])
     profile = AssignmentsProfile(sigma, tuple((one, 1) for one in assignments))
-    return truncated_bins(profile, Cap(rows, rate, cap))
+    return truncated_profile(profile, Cap(rows, rate, cap))
 
 
 # Where an example is often kept in a full batch, and a known release costs far more.
@@ -187,7 +185,9 @@ N, B, SIGMA, DELTA = 37_000_000, 8192, 0.6, 2.7e-8
 STEPS = -(-N // B)
 KINDS = {
     "poisson": lambda cap: poisson(SIGMA, N, B / N, cap, STEPS),
-    "bins": lambda cap: truncated_bins(BallsAndBinsProfile(SIGMA, STEPS), Cap(N, 1 / STEPS, cap)),
+    "bins": lambda cap: truncated_profile(
+        BallsAndBinsProfile(SIGMA, STEPS), Cap(N, 1 / STEPS, cap)
+    ),
 }
 
 
@@ -211,19 +211,19 @@ def test_a_cap_near_the_mean_costs_next_to_nothing(kind, deviations, within, at_
 def test_default_cap_leaves_intervals_as_narrow_as_asked(count, sigma, epsilon):
     delta = 4e-9 if count > 1000 else 1e-6
     rows = count * 1024
-    for profile, cut in (
-        (
-            PoissonProfile(sigma, 1 / count, count),
-            lambda *a: truncated_steps(*a, count, sigma, exact=True),
-        ),
-        (BallsAndBinsProfile(sigma, count), truncated_bins),
+    for profile in (
+        PoissonProfile(sigma, 1 / count, count),
+        BallsAndBinsProfile(sigma, count),
     ):
         deviations = next(
             k
             for k in itertools.count(4)
-            if cut(profile, Cap(rows, 1 / count, 1024 + 32 * k)).log_spent <= math.log(0.01 * delta)
+            if truncated_profile(profile, Cap(rows, 1 / count, 1024 + 32 * k)).log_spent
+            <= math.log(0.01 * delta)
         )
-        bound = cut(profile, Cap(rows, 1 / count, 1024 + 32 * deviations)).epsilon(delta)
+        bound = truncated_profile(profile, Cap(rows, 1 / count, 1024 + 32 * deviations)).epsilon(
+            delta
+        )
         assert bound.width <= 1e-3
         assert not bound.note
 
@@ -263,14 +263,14 @@ def sum_of(terms, side, epsilon):
 
 def stated_steps():
     profile, pi = PoissonProfile(0.8, 0.01, 50), 50 * flag_probability(2000, 0.01, 32)
-    found = truncated_steps(profile, Cap(2000, 0.01, 32), 50, 0.8, exact=True)
+    found = truncated_profile(profile, Cap(2000, 0.01, 32))
     return found, [[(1.0, profile), (pi, profile.with_gaussian_release(0.8)), (pi**2 / 2, None)]]
 
 
 def stated_users():
     profile = UserPoissonProfile(2.0, 50, 0.01, 3)
     pi = 50 * 3 * flag_probability(2000, 0.01, 36)
-    found = truncated_users(profile, Cap(2000, 0.01, 36), 50, 2.0, max_contributions=3, shards=2)
+    found = truncated_profile(profile, Cap(2000, 0.01, 36), 2)
     beside = profile.with_gaussian_release(2.0 / 3.0)
     return found, [[(1.0, profile), (pi, beside), (pi**2 / 2, None)]]
 
@@ -280,7 +280,7 @@ def stated_bins():
     profile = BallsAndBinsProfile(0.7, bins, epochs)
     tau = stats.binom.sf(cap - 1, m - 1, 1 / bins)
     pi = epochs * bins * flag_probability(m, 1 / bins, cap)
-    found = truncated_bins(profile, Cap(m, 1 / bins, cap))
+    found = truncated_profile(profile, Cap(m, 1 / bins, cap))
     statements = []
     for full in range(3, 6):
         fewer = BallsAndBinsProfile(0.7, bins - full, epochs)
