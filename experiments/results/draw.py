@@ -63,7 +63,9 @@ def draw_rows(groups: Sequence[tuple[str, Sequence[View]]], columns: int | None 
     figure = blank(0.6 + 4.8 * columns, 4.1 * sum(heights))
     subfigures: list[Any] = [figure]
     if len(groups) > 1:
-        subfigures = list(figure.subfigures(len(groups), 1, height_ratios=heights))
+        subfigures = [
+            *figure.subfigures(len(groups), 1, squeeze=False, height_ratios=heights).ravel()
+        ]
     for subfigure, height, (title, views) in zip(subfigures, heights, groups, strict=True):
         places = subfigure.subfigures(height, columns, squeeze=False).ravel()
         for place, view in zip(places, views, strict=False):
