@@ -96,7 +96,6 @@ def plan_run(
     """
     placement, stages, progress, _ = execution
     check_parts(spec, progress)
-    spec = spec.with_absolute_path()
     check(spec)
     check_task(task, name or "the task")
     rows = rows_of(task)

@@ -489,11 +489,6 @@ class RunSpec(Record):
         """
         return RunSpec.of(**{**self.options(), **options})
 
-    def with_absolute_path(self) -> RunSpec:
-        """Returns this spec with `init_from` as an absolute path."""
-        path = None if self.init_from is None else os.path.abspath(self.init_from)
-        return dataclasses.replace(self, init_from=path)
-
     def delta_of(self, population: Population) -> float:
         """Returns the delta of a run's guarantee for a population.
 
@@ -510,7 +505,10 @@ class RunSpec(Record):
         return check_guarantee_delta(1 / num_units, "target_delta")
 
     def record(self) -> dict[str, Any]:
-        """Returns the options as JSON values, which `from_record` reads back."""
+        """Returns the options as JSON values, which `from_record` reads back.
+
+        The path `init_from` becomes absolute.
+        """
         sampler = self.sampler
         if isinstance(sampler, SamplerSettings):
             terms = sampler.record()
@@ -521,6 +519,8 @@ class RunSpec(Record):
             name: OWN[name].record(value) if name in OWN and not isinstance(value, str) else value
             for name, value in self.options().items()
         }
+        if self.init_from is not None:
+            options["init_from"] = os.path.abspath(self.init_from)
         return to_json({**options, "sampler": terms})
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,10 +253,7 @@ class _Asked:
         """Checks every run of a sweep against the data."""
         if workers is not None and workers < 1:
             raise ValueError(f"--workers must be at least 1, got {workers}")
-        runs = [
-            dataclasses.replace(run, spec=run.spec.with_absolute_path())
-            for run in plan(sweep, out / RUNS, where)
-        ]
+        runs = plan(sweep, out / RUNS, where)
         task = task_of(sweep, data, where)
         columns, population = rows_of(task)
         about = RecommendationRequest(population.num_examples, 1e-5, noise_multiplier=1.0)
