@@ -127,7 +127,7 @@ def _check_declared(history: History, saved: Checkpoint) -> None:
     """Raises LedgerError if a checkpoint contradicts the ledger."""
     name = f"the checkpoint of step {saved.step:,}"
     history.check_head(saved.ledger_head, name)
-    by_then = history.declared[history.heads.index(saved.ledger_head)]
+    by_then = history.lines[saved.ledger_head]
     if by_then is None or by_then.index != saved.attempt:
         raise LedgerError(f"{name} is not of this run: restore its own")
     declared = by_then.steps

@@ -66,9 +66,8 @@ class History:
 
     Attributes:
       attempts: Attempts with their declared steps.
-      heads: Hash of each line.
-      declared: Latest attempt after each line, with the steps declared by then; None before the
-        first attempt.
+      lines: Latest attempt after each line, by the hash of the line, with the steps declared by
+        then; None before the first attempt.
       audit: Verdict of the last audit; empty before.
       released: SHA-256 of the file of released parameters, from the line that closes the ledger of
         a finished run; empty before.
@@ -77,8 +76,7 @@ class History:
     """
 
     attempts: list[Attempt] = field(default_factory=list)
-    heads: list[str] = field(default_factory=list)
-    declared: list[Attempt | None] = field(default_factory=list)
+    lines: dict[str, Attempt | None] = field(default_factory=dict)
     audit: str = ""
     released: str = ""
     selection: Selection | None = None
@@ -96,7 +94,7 @@ class History:
         """
         history = cls()
         history.read_on(content, path)
-        if not history.heads:
+        if not history.lines:
             raise LedgerError(
                 f"{path} is empty, so the privacy cost cannot be computed: restore it from a copy"
             )
@@ -113,10 +111,10 @@ class History:
           LedgerError: if a line is invalid.
         """
         lines = content.split(b"\n")[:-1]  # without a last line that has no end
-        for number, line in enumerate(lines, len(self.heads) + 1):
+        for number, line in enumerate(lines, len(self.lines) + 1):
             try:
                 body = checked(parse_json(line), dict[str, Any], "it")
-                if not self.heads and _EARLIER & {*body, *body.get("selection", ())}:
+                if not self.lines and _EARLIER & {*body, *body.get("selection", ())}:
                     raise LedgerError(
                         f"{path} is of version 0.2.0 or earlier, whose runs this version cannot "
                         "read: resume and read them with that version, or train anew"
@@ -141,12 +139,12 @@ class History:
     @property
     def head(self) -> str:
         """Hash of the last line."""
-        return self.heads[-1] if self.heads else NO_HEAD
+        return next(reversed(self.lines), NO_HEAD)
 
     @property
     def name(self) -> str:
         """Name of the run: the hash of the first line."""
-        return self.heads[0]
+        return next(iter(self.lines))
 
     def check_head(self, head: str, holder: str) -> None:
         """Refuses a ledger that lacks a line.
@@ -158,7 +156,7 @@ class History:
         Raises:
           LedgerError: if no line has this hash.
         """
-        if head not in self.heads:
+        if head not in self.lines:
             raise LedgerError(
                 f"the ledger lacks the last line that {holder} knows: it was rolled back or "
                 "replaced, so the privacy cost cannot be computed; restore the newer ledger"
@@ -228,7 +226,7 @@ class History:
         elif "audit" in body:
             self.audit = checked(body["audit"], str, "audit")
         elif "selection" in body:
-            if self.heads:
+            if self.lines:
                 raise ValueError("a selection must be declared in the first line")
             self.selection = Selection.from_record(body["selection"])
         elif "declare" in body:
@@ -241,8 +239,7 @@ class History:
             self.attempts[-1] = dataclasses.replace(last, steps=steps)
         else:
             self._begin(body, head)
-        self.heads.append(head)
-        self.declared.append(self.attempts[-1] if self.attempts else None)
+        self.lines[head] = self.attempts[-1] if self.attempts else None
 
     def _begin(self, body: dict[str, Any], head: str) -> None:
         index, first = (checked(body[name], int, name) for name in ("attempt", "first_step"))
@@ -469,10 +466,7 @@ class Ledger:
         self._check_in_place(self._descriptor)
         line, head = line_of(body, self.history.head)
         history = dataclasses.replace(
-            self.history,
-            attempts=[*self.history.attempts],
-            heads=[*self.history.heads],
-            declared=[*self.history.declared],
+            self.history, attempts=[*self.history.attempts], lines={**self.history.lines}
         )
         history.extend(body, head)  # refuses what must not be written
         length = os.fstat(self._descriptor).st_size

@@ -331,7 +331,7 @@ def priced(sampler, sigma, count=0, of_sums=1.5):
 
 def declared(sigma):
     """What a ledger says of a costly whole run, and of a step of a cheap one."""
-    found = History(heads=["name"])
+    found = History(lines={"name": None})
     for index, (each, steps) in enumerate([(sigma, range(30)), (20.0, range(10, 11))]):
         terms = Terms(Segment(mechanism(SAMPLERS["deterministic"], each)), DELTA)
         found.attempts.append(Attempt(index, terms, steps))
@@ -468,7 +468,7 @@ IN_ORDER = [
 
 def random_run(rng):
     """A finished run of random attempts, some of no step and some of sums over all rows alone."""
-    found = History(released="digest", heads=["name"])
+    found = History(released="digest", lines={"name": None})
     for index in range(rng.integers(1, 4)):
         mechanism = IN_ORDER[rng.integers(len(IN_ORDER))]
         first = [0, 30, rng.integers(30)][rng.integers(3)]

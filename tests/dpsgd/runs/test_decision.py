@@ -115,7 +115,7 @@ def stopped(at=8):
     for first in range(0, at, 4):
         folder.append({"declare": [first, first + 4]})
         folder.saved.insert(0, saved_at(first + 4, 0, folder.history.head))
-    folder.stop = Stop(folder.history.heads[0], at, 2, 2**200 + 7)
+    folder.stop = Stop(folder.history.name, at, 2, 2**200 + 7)
     return folder
 
 
@@ -152,7 +152,7 @@ def test_a_later_attempt_ignores_the_state_of_an_earlier_one():
     folder = stopped()
     folder.append({"attempt": 1, "first_step": 4})
     folder.append({"declare": [4, 8]})
-    stop = folder.stop._replace(attempt=folder.history.heads[3])
+    stop = folder.stop._replace(attempt=folder.history.attempts[1].head)
     assert decided(folder, stop=stop) == NewAttempt()
     own = saved_at(8, 1, folder.history.head)
     assert decided(folder, saved=own, stop=stop) == Continue(stop)
@@ -187,7 +187,7 @@ REFUSED = {
 def test_what_no_guarantee_covers_is_refused(changes, why):
     folder = stopped()
     if saved := changes.get("saved"):
-        heads = {f"head {k}": head for k, head in enumerate(folder.history.heads)}
+        heads = {f"head {k}": head for k, head in enumerate(folder.history.lines)}
         head = heads.get(saved.ledger_head, saved.ledger_head)
         changes = {"saved": saved._replace(ledger_head=head)}
     with pytest.raises(LedgerError, match=why) as refused:

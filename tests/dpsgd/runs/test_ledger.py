@@ -234,7 +234,7 @@ def test_audits_precede_the_release_as_the_ledgers_last_line(path):
     assert path.read_bytes() == content
     history = read(path)
     assert (history.audit, history.released) == ("passed otherwise", "digest")
-    assert len(history.heads) == 6
+    assert len(history.lines) == 6
     assert guarantee.epsilon.upper < history.guarantee().epsilon.upper
     path.write_bytes(content + line_of({"audit": "passed"}, history.head)[0])
     with pytest.raises(LedgerError, match="follows the line that closes"):
