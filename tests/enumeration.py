@@ -154,8 +154,8 @@ def unit_cells(sampler, other):
     return cells
 
 
-def hockey_sticks(cells, sigma, epsilon):
-    """Integrates (P - e^eps Q)_+ and (Q - e^eps P)_+ on a grid, to about 1e-4."""
+def hockey_sticks(cells, sigma, *epsilons):
+    """Integrates (P - e^eps Q)_+ and (Q - e^eps P)_+ to about 1e-4: the larger, by epsilon."""
     means = np.array(list(cells))  # [cells, with or without, coordinates]
     used = np.flatnonzero(np.any(means != means[:1, :1], axis=(0, 1)))
     points = {0: 1, 1: 2001, 2: 401, 3: 71, 4: 35}[used.size]
@@ -175,20 +175,18 @@ def hockey_sticks(cells, sigma, epsilon):
             total += part
         densities.append(total * (step**used.size if used.size else 1.0))
     p, q = densities
-    factor = math.exp(epsilon)
-    return float(np.maximum(p - factor * q, 0).sum()), float(np.maximum(q - factor * p, 0).sum())
+    pairs = [(x, math.exp(epsilon) * y) for epsilon in epsilons for x, y in ((p, q), (q, p))]
+    return np.reshape([np.maximum(x - y, 0).sum() for x, y in pairs], (-1, 2)).max(axis=1)
 
 
-def worst_delta(sampler, sigma, attempts, other, epsilon):
-    """Larger direction's delta of an example, or of a user with as many rows as there may be."""
+def worst_deltas(sampler, sigma, attempts, other, epsilons):
+    """Larger direction's deltas of an example, or of a user with as many rows as there may be."""
     if isinstance(sampler, UnitsThenPoisson):
-        return max(hockey_sticks(unit_cells(sampler, other), sigma, epsilon))
+        return hockey_sticks(unit_cells(sampler, other), sigma, *epsilons)
     units = [(1,)]
     if isinstance(sampler, UserPoisson):
         tau, shards = sampler.max_contributions, sampler.num_shards
         units = [(k, tau - k)[:shards] for k in range(tau * (shards == 1), tau + 1)]
-    return max(
-        max(hockey_sticks(released_cells(sampler, attempts, other, i, owns), sigma, epsilon))
-        for i in range(getattr(sampler, "cycle_length", 1))
-        for owns in units
-    )
+    groups = product([range(getattr(sampler, "cycle_length", 1)), units])
+    laws = (released_cells(sampler, attempts, other, *group) for group in groups)
+    return np.max([hockey_sticks(law, sigma, *epsilons) for law in laws], axis=0)

@@ -141,7 +141,7 @@ def test_rows_of_a_user_kept_together_cost_over_one_release():
     profile = users(0.6, 1202, 0.01, 4, 2)
     own, others = ({(k,): stats.binom.pmf(k, n, 0.01) for k in range(min(n, 60) + 1)}
                    for n in (2, 1200))  # fmt: skip
-    exact = max(hockey_sticks(draw_cells(own, others, 4, (0.0, 1.0)), 0.6, 10.0))
+    (exact,) = hockey_sticks(draw_cells(own, others, 4, (0.0, 1.0)), 0.6, 10.0)
     kept = stats.binom.sf(4, 1202, 0.01) * 2 * 4 / 1202
     assert (
         20.0 * kept * GaussianProfile(0.6).delta(10.0).upper
