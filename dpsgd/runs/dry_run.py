@@ -179,7 +179,8 @@ def _share(job: Job, num_devices: int, num_examples: int) -> Job:
     sampler = job.mechanism.sampler
     if sampler.clipped_shape:
         raise ValueError(
-            f"a dry run of units clipped together, {sampler}, needs the devices of the run"
+            f"{sampler} clips units of several rows: a dry run on other devices or numbers of "
+            "rows is not possible; leave out --num-examples and --num-devices"
         )
     places = -(-sampler.padded_batch_size // num_devices)
     count = -(-num_examples // places) * places

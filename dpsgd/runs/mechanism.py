@@ -113,8 +113,9 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
     sums = calibration_sums(kind, sampler.num_examples, epsilon=budget, delta=delta)
     if sums is None:
         raise ValueError(
-            f"on {sampler.num_examples:,} training rows, at epsilon {budget:.3g}, its noise would "
-            "cost more than it mends"
+            f"on {sampler.num_examples:,} training rows, at epsilon {budget:.3g}, the "
+            "calibration's noise adds more error than calibration removes; leave out "
+            f"calibration={kind}"
         )
     return sums
 

@@ -14,9 +14,11 @@ from matplotlib.figure import Figure
 
 from accounting import Bound, PrivacyProfile, calibrate, epsilon
 from dpsgd.core.guarantee import ADJACENCY
-from dpsgd.runs.mechanism import LowerEnd
+from dpsgd.core.noise import Independent, Noise
+from dpsgd.runs.mechanism import LowerEnd, build_sampler
 from dpsgd.runs.recommendation import RecommendationRequest
 from dpsgd.runs.records import build
+from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import settled
 from experiments.cli.tasks import load_kind
 from experiments.figures.drawing import Layout, draw_layout
@@ -40,12 +42,18 @@ Profiles = Callable[[float], PrivacyProfile]
 """Profile of a run as a function of its noise multiplier; pickled, such as a sampler's method."""
 
 
+_INDEPENDENT = Independent()
+
 SAMPLERS = ("deterministic", "shuffle", "poisson", "balls-and-bins")
 """Samplers that are compared by default."""
 
 
 def all_samplers(
-    num_examples: int, batch_size: int, epochs: int, names: Sequence[str] = SAMPLERS
+    num_examples: int,
+    batch_size: int,
+    epochs: int,
+    names: Sequence[str] = SAMPLERS,
+    noise: Noise = _INDEPENDENT,
 ) -> dict[str, BatchSampler]:
     """Returns samplers, by name, for runs of equal sizes.
 
@@ -58,6 +66,7 @@ def all_samplers(
       epochs: Number of passes over the examples.
       names: Names of samplers; "module:Class" for one outside the package, whose module is
         imported.
+      noise: Noise of the runs, whose bands need a minimum separation.
 
     Raises:
       ValueError: If a sampler does not exist, or needs other settings.
@@ -71,7 +80,9 @@ def all_samplers(
         settings: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs}
         if "overflow" in kind.__dataclass_fields__:
             settings["overflow"] = "accumulate"
-        samplers[name] = build(kind, settings, f"--sampler {name}").build(Population(num_examples))
+        sampler = build(kind, settings, f"--sampler {name}")
+        spec = RunSpec.of(sampler, noise_multiplier=1.0, noise=noise)
+        samplers[name] = build_sampler(spec, Population(num_examples))
     return samplers
 
 

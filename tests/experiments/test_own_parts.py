@@ -111,8 +111,7 @@ COMMANDS = {
     "train": f"train store sampler:poisson {SIZES[19:]} --noise-multiplier 2 --learning-rate 0.01 "
     "--epochs 1 --out run",
 }
-OF_COSTS = [(name, kind) for name in COMMANDS if name != "train" for kind in ("sampler", "noise")]
-PAIRS = [pair for pair in OF_COSTS if pair[1] == "sampler" or "compare" not in pair[0]]
+PAIRS = [(name, kind) for name in COMMANDS if name != "train" for kind in ("sampler", "noise")]
 FILE = """
 title = "own"
 repetitions = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from accounting.conversions import compare_with_peer, to_dp_event
 from accounting.profile import format_delta
 from dpsgd import Segment, Trials, cost
 from dpsgd.core.guarantee import Guarantee
+from dpsgd.core.noise import Noise
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.ledger import History
 from dpsgd.runs.mechanism import resolved
@@ -84,10 +86,12 @@ def compare(question: Compare) -> None:
     from experiments.results.points import pivot
 
     sizes, delta = (question.rows, question.batch_size, question.epochs), question.delta
-    samplers = comparison.all_samplers(*sizes, question.sampler)
+    noise = question.spec.noise
+    assert isinstance(noise, Noise), "compare offers no bands"
+    samplers = comparison.all_samplers(*sizes, question.sampler, noise)
     equal_privacy = bool(question.target_epsilon)
     with Console() as console:
-        profiles = {name: sampler.privacy for name, sampler in samplers.items()}
+        profiles = {name: partial(noise.privacy, sampler) for name, sampler in samplers.items()}
         bounds: Callable[..., list[dict[str, Any]]]
         if equal_privacy:
             measure, corner = "smallest noise multiplier", "epsilon"
@@ -127,6 +131,7 @@ def _trained(question: Compare, console: Console, samplers: Any, points: Any, ti
         "sampler": sampler_entries(samplers),
         "batch_size": question.batch_size,
         "epochs": question.epochs,
+        **{option: [value] for option, value in question.run_settings.items()},
     }
     content = sweep_file(store, points, grid, question.delta, question.repetitions)
     sweep = Sweep.parse(content, "compare")

@@ -137,6 +137,41 @@ def with_names(text: str) -> str:
     )
 
 
+def with_options_of_run(
+    options: Sequence[Option], offered: Mapping[str, Any], words: Sequence[str]
+) -> list[Option]:
+    """Returns a command's options with those of a run and the settings of its own parts.
+
+    Args:
+      options: Options of the command itself.
+      offered: Default of each option of a run by name.
+      words: Words after the command, which may name own parts.
+    """
+    options = joined_options([*options, *options_of_run(offered)], "sampler")
+    for flag in filter(offered.__contains__, OWN):
+        if ":" in (name := word_of(words, flag) or ""):
+            kind = load_kind(flag, name)
+            settings = options_of(kind, f"{flag} options")
+            settings = [option for option in settings if option.name not in part_options(kind)]
+            options = joined_options([*options, *settings], flag)
+    return options
+
+
+def read_options_of_run(offered: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values for `RunSpec.of`, own parts as tables of name and settings.
+
+    Args:
+      offered: Default of each option of a run by name.
+      values: Values of the command's options by name.
+    """
+    options = {name: values[name] for name in offered}
+    for flag in filter(options.__contains__, OWN):
+        if ":" in (name := options[flag]):
+            keys = values.keys() & named(load_kind(flag, name))
+            options[flag] = {"name": name, **{key: values[key] for key in keys}}
+    return options
+
+
 @dataclass(frozen=True, kw_only=True)
 class AboutRun(Question):
     """Base of questions about a run, given by sampler and options."""
@@ -166,15 +201,7 @@ class AboutRun(Question):
             for option in sampler_flags
             if option.name != "cycle_length" or "bands" not in offered
         ]
-        options = [*super().options(words), *sampler_flags, *options_of_run(offered)]
-        options = joined_options(options, "sampler")
-        for flag in filter(offered.__contains__, OWN):
-            if ":" in (name := word_of(words, flag) or ""):
-                kind = load_kind(flag, name)
-                settings = options_of(kind, f"{flag} options")
-                settings = [option for option in settings if option.name not in part_options(kind)]
-                options = joined_options([*options, *settings], flag)
-        return options
+        return with_options_of_run([*super().options(words), *sampler_flags], offered, words)
 
     @classmethod
     def elsewhere(cls, name: str) -> str:
@@ -197,12 +224,7 @@ class AboutRun(Question):
           ValueError: For choices that do not go together.
         """
         sampler = build(settings_of(load_kind("sampler", values["sampler"])), values)
-        options = {name: values[name] for name in cls.offered()}
-        for flag in filter(options.__contains__, OWN):
-            if ":" in (name := options[flag]):
-                keys = values.keys() & named(load_kind(flag, name))
-                options[flag] = {"name": name, **{key: values[key] for key in keys}}
-        spec = RunSpec.of(sampler, **options)
+        spec = RunSpec.of(sampler, **read_options_of_run(cls.offered(), values))
         check(spec)
         return super().build(values, spec=spec, **others)
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from accounting.records import Count, Ge, Gt, Positive
-from dpsgd.runs.spec import RunSpec
+from dpsgd.runs.spec import OWN, RunSpec
+from experiments.cli.options import Option
 from experiments.cli.questions import Drawn
-from experiments.cli.questions.about_runs import OfSizes, run_options
+from experiments.cli.questions.about_runs import (
+    OfSizes,
+    read_options_of_run,
+    run_options,
+    with_options_of_run,
+)
 from experiments.cli.tasks import DEFAULT, find_task, load_kind
 from samplers import Population
 from samplers.settings import SETTINGS, settings_of
@@ -87,8 +94,30 @@ class Compare(Drawn):
     train: Path | None = None
     out: Path | None = None
     repetitions: Count = 3
+    run_settings: Mapping[str, Any]
 
+    MADE: ClassVar[tuple[str, ...]] = ("run_settings",)
     ABOUT_RUN: ClassVar[bool] = True
+
+    @classmethod
+    def options(cls, words: Sequence[str]) -> list[Option]:
+        """Returns the options of the command and of the parts of its runs."""
+        return with_options_of_run(super().options(words), cls._offered(), words)
+
+    @classmethod
+    def build(cls, values: Mapping[str, Any], **others: Any) -> Any:
+        """Builds the question from option values."""
+        defaults = cls._offered()
+        changed_options = {
+            name: value
+            for name, value in read_options_of_run(defaults, values).items()
+            if value != defaults[name]
+        }
+        return super().build(values, run_settings=changed_options, **others)
+
+    @classmethod
+    def _offered(cls) -> dict[str, Any]:
+        return run_options(*OWN)
 
     def check(self) -> None:
         """Refuses impossible runs and figures."""
@@ -106,9 +135,13 @@ class Compare(Drawn):
             raise ValueError("--noise-multiplier needs at least one number")
         if self.target_epsilon and self.noise_multiplier != type(self).noise_multiplier:
             raise ValueError("give --noise-multiplier or --target-epsilon, not both")
+        if self.train is None and (unpriced := self.run_settings.keys() - {"noise"}):
+            raise ValueError(
+                f"--{min(unpriced)} changes no privacy cost; leave it out, or pass --train STORE"
+            )
         for name in self.sampler:
             settings_of(load_kind("sampler", name))
-        self._spec.sampler.build(Population(self.rows), self.delta)
+        self.spec.sampler.build(Population(self.rows), self.delta)
 
     @cached_property
     def rows(self) -> int:
@@ -118,12 +151,14 @@ class Compare(Drawn):
             return self.num_examples
         return find_task(DEFAULT)(self.train).num_examples
 
-    @property
-    def _spec(self) -> RunSpec:
+    @cached_property
+    def spec(self) -> RunSpec:
+        """Run of the shuffle sampler; each compared sampler replaces it."""
         sampler = SETTINGS["shuffle"](batch_size=self.batch_size, epochs=self.epochs)
-        return RunSpec.of(sampler, non_private=True, target_delta=self.target_delta)
+        delta = self.target_delta
+        return RunSpec.of(sampler, noise_multiplier=1.0, target_delta=delta, **self.run_settings)
 
     @property
     def delta(self) -> float:
         """Delta of the guarantee."""
-        return self._spec.delta_of(Population(self.rows))
+        return self.spec.delta_of(Population(self.rows))

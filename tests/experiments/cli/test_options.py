@@ -263,7 +263,7 @@ REFUSED = {
     },
     "calibrate {} --target-epsilon 1 --calibration platt": {
         "sampler:deterministic --num-examples 2000":
-            "on 2,000 training rows, at epsilon 1, its noise would cost more than it mends",
+            "on 2,000 training rows, at epsilon 1, the calibration's noise adds more error",
         "sampler:user-poisson --num-examples 88000 --max-contributions 3":
             "the protected units have several (here one user)",
     },
