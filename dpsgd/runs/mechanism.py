@@ -114,8 +114,7 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
     if sums is None:
         raise ValueError(
             f"on {sampler.num_examples:,} training rows, at epsilon {budget:.3g}, the "
-            "calibration's noise adds more error than calibration removes; leave out "
-            f"calibration={kind}"
+            "calibration's noise adds more error than calibration removes"
         )
     return sums
 

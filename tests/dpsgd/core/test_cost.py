@@ -387,8 +387,10 @@ COMPOSED_WRONGLY = {
         ),
     ),
     "truncation costs less than none": (
-        lambda: priced(TRUNCATED, 1.75), Poisson, "truncated",
-        lambda sound: lambda self, *of: GaussianProfile(60.0),
+        lambda: priced(TRUNCATED, 1.75), Poisson, "with_cuts",
+        lambda sound: lambda self, profile: (
+            GaussianProfile(60.0) if self.truncates else profile
+        ),
     ),
 }  # fmt: skip
 

@@ -440,7 +440,7 @@ CALIBRATED = {
     "left out": (calibrated, {"calibration": "none"}, SUMS, "none", ""),
     "not offered": (line, {}, SUMS, "none", "the task, a Line, offers none"),
     "not private": (calibrated, NO_NOISE, SUMS, "none", "without privacy nothing is clipped"),
-    "few rows": (calibrated, {}, None, "none", "on 160 training rows, at epsilon .*, its noise"),
+    "few rows": (calibrated, {}, None, "none", "on 160 training rows, at epsilon .*calibration's"),
 }
 
 

@@ -126,9 +126,10 @@ def of(change):
     return dpsgd(loss_fn, optax.sgd(0.1))._replace(clipped_sum=clipped_sum)
 
 
-@pytest.mark.parametrize("how", [{}, {"loss_fn": None}], ids=["formed", "measured"])
+@pytest.mark.parametrize("own_rule", [False, True], ids=["formed", "measured"])
 @pytest.mark.parametrize("change", BUGS.values(), ids=BUGS)
-def test_faulty_sums_differ_from_the_definition(change, how):
+def test_faulty_sums_differ_from_the_definition(change, own_rule):
+    how = {"clipping": OwnRule(1.0)} if own_rule else {}
     assert not audited(of(change)._replace(**how)).passed
 
 
@@ -159,7 +160,7 @@ KINDS = {
 @pytest.mark.short("next to the least C")
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_sound_steps_of_every_shape_equal_the_definition(kind):
-    for how in ({}, {"loss_fn": None}):
+    for how in ({}, {"clipping": OwnRule(1.0)}):
         algorithm = dpsgd(loss_fn, SGD, microbatch_size=700)._replace(**how)
         found = audited(algorithm, **kind)
         assert found.passed, found.lines()
