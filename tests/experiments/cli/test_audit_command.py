@@ -53,7 +53,9 @@ def test_the_audit_passes_right_claims_and_refutes_wrong_ones(command, monkeypat
     assert command(*question).splitlines()[-1].startswith("audit: passed ")
     found = command(*question, "--claim", "poisson", status=1)
     assert "FAIL  examples and steps are drawn at the rates of the law" in found
-    assert "no module nowhere" in command.refuses("audit", "--task", "nowhere:task", *SHUFFLE)
+    assert "nowhere cannot be imported" in command.refuses(
+        "audit", "--task", "nowhere:task", *SHUFFLE
+    )
 
 
 @pytest.mark.long

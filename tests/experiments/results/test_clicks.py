@@ -159,13 +159,16 @@ ASKED = ["report", "private", "--out", "page.html"]
     ("words", "message"),
     [
         ([*ASKED, "--against", "plain"], "--against is about labelled rows"),
-        ([*ASKED, "--data", "store", "--by", "C99"], "no categorical column 'C99'; there are C1, "),
+        (
+            [*ASKED, "--data", "store", "--by", "C99"],
+            "'C99' is no categorical column; these are: C1, ",
+        ),
         ([*ASKED, "--data", "store", "--against", "private"], "private was trained with noise"),
         (
             ["report", "line", "--data", "store"],
             "--data is for models of clicks, and no run has one",
         ),
-        (["evaluate", "private", "store", "--by", "C99"], "no categorical column 'C99'"),
+        (["evaluate", "private", "store", "--by", "C99"], "'C99' is no categorical column"),
         (["evaluate", "private", "store", "--against", "private"], "was trained with noise"),
         (["evaluate", "line", "store", "--deciles"], "line is not a model of clicks"),
     ],

@@ -217,7 +217,7 @@ def test_a_sweep_in_workers_is_reported_with_its_command(tmp_path, command):
     with pytest.raises(ValueError, match="runs on different or unknown data"):
         page_of([out])
     run.rename(out / "elsewhere")
-    with pytest.raises(FileNotFoundError, match=f"{run.name} is not the directory of a run"):
+    with pytest.raises(FileNotFoundError, match=f"{run.name} is not a run directory"):
         page_of([out])
     (out / "sweep.toml").unlink()
     with pytest.raises(FileNotFoundError, match="is an unfinished sweep; repeat its command"):
