@@ -13,11 +13,13 @@ all. The imports are done once, before JAX starts any thread. A crash point is a
 name and the file's, and which time it comes): between two, nothing that is left changes. The
 process dies just before it, or half way through it where it is the write of a ledger's line.
 SIGKILL leaves the system's caches alone, so what is tested is the order of the operations; that
-each is waited for by fsync is tested where it is done.
+each is waited for by fsync is tested where it is done. Neither the clock nor what was drawn decides
+which operations a run makes, so that each comes again in the run that it ends.
 
 Prints one line a crash, and ends with status 1 at the first difference.
 """
 
+import functools
 import json
 import os
 import signal
@@ -31,7 +33,7 @@ import jax
 
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import calibration as calibrations
-from dpsgd.runs import job, run
+from dpsgd.runs import job, journal, run
 from dpsgd.runs.attempts import STOP
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.result import code_digest
@@ -42,7 +44,7 @@ from samplers.settings import SETTINGS
 SIZES = {"batch_size": 32, "epochs": 2}
 PLAIN = ("deterministic", "shuffle", "poisson", "balls-and-bins")
 SAMPLERS = {name: SETTINGS[name](**SIZES) for name in PLAIN} | {  # and in several passes
-    f"{name}-accumulate": SETTINGS[name](**SIZES, max_batch_size=20, overflow="accumulate")
+    f"{name}-accumulate": SETTINGS[name](80, epochs=2, max_batch_size=50, overflow="accumulate")
     for name in ("poisson", "balls-and-bins")
 }
 SAMPLERS["balls-and-bins-bands"] = SETTINGS["balls-and-bins"](**SIZES)  # and of correlated noise
@@ -227,9 +229,12 @@ def at_points(task, folder, sampler, seed, chosen):
 
 
 if __name__ == "__main__":  # whoever collects tests imports this too, and is to keep what it has
-    # Blocks so short that the run has several, and a checkpoint after each.
+    # Blocks so short that the run has several, and a checkpoint after each. Of several passes they
+    # are steps: a longer block ends where the drawn passes fill it.
     task, folder, (sampler, seed, *points) = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
-    job.BLOCK_STEPS = 2 if sampler.endswith("lazy") else 4
+    job.BLOCK_STEPS = {"lazy": 2, "accumulate": 1}.get(sampler.rpartition("-")[2], 4)
+    # No rows of the log while it trains: they are written as time passes.
+    journal.TrainingLog = functools.partial(journal.TrainingLog, clock=lambda: 0.0)
     # A task that offers a calibration has one, on however few rows.
     calibrations.calibration_sums = lambda kind, num_examples, **about: FullSums(3, 4.0)
     folder.mkdir(parents=True, exist_ok=True)
