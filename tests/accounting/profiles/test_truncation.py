@@ -15,6 +15,7 @@ from accounting import (
     BallsAndBinsProfile,
     GaussianProfile,
     PoissonProfile,
+    UnitsThenPoissonProfile,
     UserPoissonProfile,
 )
 from accounting.profiles.balls_and_bins import AssignmentsProfile
@@ -304,3 +305,15 @@ def test_the_upper_end_is_the_sum_that_its_statement_says(stated, epsilon, sharp
     upper = found.delta(epsilon).upper
     assert upper >= min(sum_of(terms, "lower", epsilon) for terms in statements)
     assert upper <= sharp * min(sum_of(terms, "upper", epsilon) for terms in statements)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_lower_end_of_units_falls_by_the_overflow_of_both_laws(epsilon):
+    """Siblings show whether their unit was drawn, and a cut of any of them may hide it."""
+    profile, steps, m, cap = UnitsThenPoissonProfile(0.8, 50, 0.5, 0.01, 999), 50, 1000, 32
+    cut, whole = (
+        p.delta(epsilon) for p in (truncated_profile(profile, Cap(m, 0.01, cap)), profile)
+    )
+    moved = 2 * steps * math.exp(epsilon) * stats.binom.sf(cap, m, 0.01)
+    assert 0.0 < moved < 0.5 * whole.lower
+    assert whole.lower - cut.lower == pytest.approx(moved, rel=1e-3)
