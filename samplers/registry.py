@@ -35,7 +35,7 @@ def import_module(name: str) -> Any:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         if isinstance(error, ModuleNotFoundError):
-            reason = f"{error} in the current folder or on PYTHONPATH"
+            reason = f"{error} in the current folder or on PYTHONPATH; add its folder to PYTHONPATH"
         raise ValueError(f"{name} cannot be imported: {reason}") from error
 
 

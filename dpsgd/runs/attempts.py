@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.noise import Independent
 from dpsgd.files import (
     DAMAGED,
     SECRET,
@@ -26,6 +29,7 @@ from dpsgd.files import (
     write_atomically,
 )
 from dpsgd.noise.keys import Keys, Seeds
+from dpsgd.noise.registry import NOISES
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.ledger import History, LedgerError
 from dpsgd.runs.records import checked
@@ -40,7 +44,9 @@ STOP = "secret.json"
 _RESERVED = ".secret.reserved"
 _PUBLIC_SEED = 0
 _MOST_BYTES = 1024
-_STEPS = 64  # most steps of an epoch whose batches `drawing_digest` covers
+_STEPS = 64  # most steps of an epoch, and columns of noise, that `drawing_digest` covers
+_MOST_ROWS = 2048  # of the noise matrix
+_PACKAGES = {"dpsgd", "samplers", "accounting", "abc", "typing", "builtins"}
 
 
 class Stop(NamedTuple):
@@ -84,7 +90,7 @@ def decide(
       saved: Newest undamaged checkpoint; None without any.
       stop: Clean stop of the previous process; None without one.
       terms: Terms with which the run would resume.
-      drawing: `drawing_digest` of the sampler in this process.
+      drawing: `drawing_digest` of the mechanism in this process.
 
     Raises:
       LedgerError: if the run cannot resume as its guarantee assumes.
@@ -111,6 +117,8 @@ def decide(
         )
     if terms.plan.reproducible_noise:
         return Continue()
+    if own_parts := _own_parts(terms.mechanism):
+        _check_unchanged(history, list(own_parts), drawing)
     on_path = saved is not None and saved.attempt == last.index
     if step != last.steps.stop or not (on_path or not last.steps):
         return NewAttempt()
@@ -121,6 +129,22 @@ def decide(
     if stop is not None and (stop.attempt, stop.step) == (last.head, step):
         return Continue(stop)
     return NewAttempt() if last.steps else Continue()
+
+
+def _own_parts(mechanism: Mechanism) -> dict[str, Any]:
+    """Returns sampler and noise, by kind and name, if they are from outside the package."""
+    kinds = (SAMPLERS, mechanism.sampler), (NOISES, mechanism.noise)
+    named = {f"{kind.noun} {kind.name_of(type(value))}": value for kind, value in kinds}
+    return {name: value for name, value in named.items() if ":" in name}
+
+
+def _check_unchanged(history: History, names: list[str], drawing: str) -> None:
+    """Raises LedgerError if own parts changed, as their new code would price the old steps."""
+    if any(attempt.steps and attempt.drawing != drawing for attempt in history.attempts):
+        raise LedgerError(
+            f"the {' or the '.join(names)} changed, in its code or its draws, after steps were "
+            "declared: restore its module, or begin a new run (the cost of these steps remains)"
+        )
 
 
 def _check_declared(history: History, saved: Checkpoint) -> None:
@@ -295,20 +319,41 @@ def _digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def drawing_digest(sampler: BatchSampler) -> str:
-    """Returns a digest of batches drawn under a public seed.
+def drawing_digest(mechanism: Mechanism) -> str:
+    """Returns a digest of batches drawn under a public seed, and of the noise matrix.
 
-    It covers at most 64 steps in each of the first two epochs, and the first data shard only. It
-    reveals nothing about the draws of a run; a change shows that the sampler's code has changed.
+    It covers at most 64 steps in each of the first two epochs, the first data shard only, and at
+    most 64 columns of the matrix of correlated noise. Of samplers and noises from outside the
+    package it also covers the source files. It reveals nothing about the draws of a run.
     """
-    digest = hashlib.sha256()
+    digest, sampler, noise = hashlib.sha256(), mechanism.sampler, mechanism.noise
     source = BatchSource(sampler, _PUBLIC_SEED, shards=range(1))
     length = sampler.steps_per_epoch
     for epoch in range(min(2, -(-sampler.num_steps // length))):
-        first, stop = epoch * length, min((epoch + 1) * length, sampler.num_steps)
-        for step in np.unique(np.linspace(first, stop - 1, _STEPS).astype(np.int64)).tolist():
+        for step in _spread(range(epoch * length, min((epoch + 1) * length, sampler.num_steps))):
             for parts in source.passes_by_shard(step):
                 for examples in parts:
                     digest.update(len(examples).to_bytes(8, "little"))
                     digest.update(np.asarray(examples, np.int64).tobytes())
+    if noise != Independent():
+        size = min(sampler.num_steps, max(_STEPS, 2 * noise.bands), _MOST_ROWS)
+        columns = np.arange(size)[:, None] == _spread(range(size))
+        matrix = np.round(noise.whiten(columns.astype(np.float64)), 6)  # alike on all processors
+        digest.update((matrix + 0.0).tobytes())
+    for value in _own_parts(mechanism).values():
+        for path in _source_files(type(value)):
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def _spread(steps: range) -> list[int]:
+    chosen = np.unique(np.linspace(steps.start, steps.stop - 1, _STEPS).astype(np.int64))
+    return [int(step) for step in chosen]
+
+
+def _source_files(kind: type) -> list[Path]:
+    """Returns the files of a class and its bases outside the package; none for a console's."""
+    modules = dict.fromkeys(base.__module__ for base in kind.__mro__)
+    users = [name for name in modules if name.partition(".")[0] not in _PACKAGES]
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in users]
+    return [Path(file) for file in files if file and Path(file).is_file()]

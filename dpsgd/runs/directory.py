@@ -212,7 +212,7 @@ class RunDirectory:
         damage = f"{self.path / 'config.json'} is damaged, or of another version"
         record = self.read_json("config.json")
         if importing is not None:
-            import_named(record, REGISTRIES, damage, importing)
+            import_named(record, REGISTRIES, str(self.path / "config.json"), importing)
         spec = RunSpec.from_record(record, damage)
         task = checked(record.get("task"), dict[str, Any], f"{damage}: task")
         fields_of(TaskRecord, task, where=f"{damage}: task")

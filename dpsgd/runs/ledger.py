@@ -47,7 +47,7 @@ class Attempt:
       index: Number of the attempt in its run, from 0 on.
       terms: Terms of the run, the same for all its attempts.
       steps: Range of the declared steps.
-      drawing: `drawing_digest` of the sampler, under a public seed.
+      drawing: `drawing_digest` of the mechanism.
       environment: Versions and devices at the beginning of the attempt.
       head: Hash of the ledger's line that begins the attempt.
     """
@@ -336,7 +336,7 @@ class Ledger:
         Args:
           path: File to create.
           terms: Terms of the run.
-          drawing: `drawing_digest` of the sampler.
+          drawing: `drawing_digest` of the mechanism.
           environment: Versions and devices, as JSON values.
 
         Raises:
@@ -399,7 +399,7 @@ class Ledger:
         Args:
           terms: Terms of the run.
           step: Number of steps done in the state that the attempt starts with.
-          drawing: `drawing_digest` of the sampler.
+          drawing: `drawing_digest` of the mechanism.
           environment: Versions and devices, as JSON values.
 
         Raises:

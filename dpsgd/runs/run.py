@@ -276,7 +276,7 @@ class Run:
 def _write_new(out: Path, job: Job, audit: str) -> str:
     """Writes the directory of a new run, and returns the head of its ledger."""
     environment = job.environment()
-    drawing = drawing_digest(job.mechanism.sampler)
+    drawing = drawing_digest(job.mechanism)
     with RunDirectory.create(out) as directory:
         directory.write_json("config.json", dict(job.record))
         directory.write_json("environment.json", environment)

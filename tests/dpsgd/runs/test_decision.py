@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from own_sampler import Coins
 
-from dpsgd import Mechanism, Segment
+from dpsgd import Independent, Mechanism, Segment
 from dpsgd.runs.attempts import Continue, NewAttempt, Stop, decide
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.ledger import History, LedgerError, line_of
@@ -109,9 +110,9 @@ def test_random_histories_are_resumed_as_the_model_does(seed):
     assert decided == {Continue, NewAttempt}
 
 
-def stopped(at=8):
+def stopped(at=8, terms=TERMS):
     """A folder of one attempt that stopped cleanly."""
-    folder = Folder()
+    folder = Folder(terms)
     for first in range(0, at, 4):
         folder.append({"declare": [first, first + 4]})
         folder.saved.insert(0, saved_at(first + 4, 0, folder.history.head))
@@ -121,8 +122,8 @@ def stopped(at=8):
 
 def decided(folder, **changes):
     newest = next(iter(folder.saved), None)
-    how = {"saved": newest, "stop": folder.stop, "terms": folder.terms} | changes
-    return decide(folder.history, drawing="one", **how)
+    how = {"saved": newest, "stop": folder.stop, "terms": folder.terms, "drawing": "one"} | changes
+    return decide(folder.history, **how)
 
 
 def test_only_a_clean_stop_continues_with_its_seed():
@@ -201,3 +202,33 @@ def test_a_closed_ledger_is_not_trained_on():
     assert decided(folder) == Continue()
     with pytest.raises(LedgerError, match="has released its model"):
         decided(folder, saved=folder.saved[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Fresh(Independent):
+    """Independent noise by another name."""
+
+
+OWN = {
+    "sampler own_sampler:Coins": Mechanism(Coins(24, 8, epochs=4), 1.0, 1.0),
+    f"noise {__name__}:Fresh": dataclasses.replace(PLAN.mechanism, noise=Fresh()),
+}
+
+
+@pytest.mark.parametrize(("name", "mechanism"), OWN.items(), ids=["sampler", "noise"])
+def test_an_own_part_never_changes_once_steps_are_declared(name, mechanism):
+    terms = dataclasses.replace(TERMS, plan=Segment(mechanism))
+    folder = Folder(terms)
+    assert decided(folder, drawing="another") == NewAttempt()
+    for folder in (stopped(terms=terms), stopped(12, terms)):  # 12: only the report is missing
+        assert decided(folder) == Continue(folder.stop if folder.stop.step < 12 else None)
+        folder.append({"attempt": 1, "first_step": folder.stop.step})
+        for changes in ({}, {"stop": None}, {"saved": None}):
+            with pytest.raises(LedgerError, match=f"the {name} changed, .* begin a new") as refused:
+                decided(folder, drawing="another", **changes)
+            assert "\n" not in str(refused.value)
+        folder.drawing = "another"  # an attempt without steps, drawn otherwise, mends nothing
+        folder.append({"attempt": 2, "first_step": folder.stop.step})
+        with pytest.raises(LedgerError, match="changed"):
+            decided(folder, drawing="another")
+    assert decided(stopped(), drawing="another") == NewAttempt()  # the package prices its versions

@@ -3,11 +3,13 @@
 import dataclasses
 import errno
 import hashlib
+import importlib
 import json
 import os
 import shutil
 import signal
 import stat
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +29,10 @@ from tiny_task import (
 )
 
 from accounting import epsilon
-from dpsgd import Independent, Run, resume, run
+from dpsgd import BandedToeplitz, Independent, Mechanism, Run, resume, run
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.models.model import export
+from dpsgd.noise.correlated import banded_square_root
 from dpsgd.runs import job, report
 from dpsgd.runs.attempts import STOP, drawing_digest
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
@@ -37,7 +40,7 @@ from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import stop_requests
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
-from samplers.settings import SETTINGS
+from samplers.settings import SETTINGS, settings_of
 
 # --- Stopping and going on -----------------------------------------------------------------------
 
@@ -333,12 +336,80 @@ def test_a_full_disk_costs_nothing(stopped, monkeypatch, when):
     assert resume(stopped)["attempts"] == 1
 
 
-def test_drawing_digests_are_repeatable_and_differ_by_sampler():
+def test_drawing_digests_are_repeatable_and_differ_by_law():
     kinds = [BallsAndBins(160, 16, epochs=2, assignment=mode) for mode in ("redrawn", "fixed")]
     kinds += [kind(160, 16) for kind in (BallsAndBins, Poisson, Shuffle, Deterministic)]
     kinds += [Poisson(160, 16, max_batch_size=18)]
-    assert len({drawing_digest(one) for one in kinds}) == len(kinds)
-    assert [drawing_digest(one) for one in kinds] == [drawing_digest(one) for one in kinds]
+    laws = [Mechanism(sampler, 1.0, 1.0) for sampler in kinds]
+    laws += [Mechanism(Deterministic(160, 16, 2), 1.0, 1.0, banded_square_root(b)) for b in (2, 3)]
+    assert len({drawing_digest(one) for one in laws}) == len(laws)
+    assert [drawing_digest(one) for one in laws] == [drawing_digest(one) for one in laws]
+    louder = dataclasses.replace(laws[0], noise_multiplier=2.0)
+    assert drawing_digest(louder) == drawing_digest(laws[0])
+
+
+def test_a_banded_matrix_that_changes_begins_a_new_attempt(tmp_path, monkeypatch):
+    config = config_of(bands=2, audit=False)
+    out = run_and_stop(line, config, tmp_path / "run")
+    copy = shutil.copytree(out, tmp_path / "copy")
+    assert resume(copy)["attempts"] == 1
+    monkeypatch.setattr(BandedToeplitz, "whiten", lambda self, noises: noises)
+    assert resume(out)["attempts"] == 2
+
+
+OWN = """
+from dataclasses import dataclass
+import numpy as np
+import own_sampler
+from dpsgd import Independent
+from samplers import Participations
+
+@dataclass(frozen=True)
+class Coins(own_sampler.Coins):
+    def participations(self, seed, epoch, chunk):
+        drawn = super().participations(seed, epoch, chunk)
+        return Participations(drawn.examples, drawn.steps)
+
+@dataclass(frozen=True)
+class Fresh(Independent):
+    pass
+"""
+EDITS = {
+    "draws": ("drawn.examples,", "drawn.examples[::-1],"),
+    "price": ("    def part", "    def privacy(self, sigma):\n        return 0\n\n    def part"),
+}
+
+
+def written_part(tmp_path, monkeypatch, text):
+    """The module of own parts, imported anew."""
+    (tmp_path / "edited_parts.py").write_text(text)
+    monkeypatch.delitem(sys.modules, "edited_parts", raising=False)
+    importlib.invalidate_caches()
+    return importlib.import_module("edited_parts")
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize("kind", ["sampler", "noise"])
+def test_an_own_part_edited_after_a_stop_is_refused(tmp_path, monkeypatch, kind, edit):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    parts = written_part(tmp_path, monkeypatch, OWN)
+    sampler = settings_of(parts.Coins)(batch_size=16, epochs=3)
+    own = {"sampler": sampler} if kind == "sampler" else {"noise": parts.Fresh()}
+    out = run_and_stop(line, config_of(**own), tmp_path / "run")
+    before = files_of(out)
+    written_part(tmp_path, monkeypatch, OWN.replace(*edit))
+    with pytest.raises(LedgerError, match=f"the {kind} edited_parts:.* changed"):
+        resume(out)
+    (tmp_path / "edited_parts.py").unlink()
+    monkeypatch.delitem(sys.modules, "edited_parts")
+    with pytest.raises(ValueError, match=r"edited_parts cannot be imported.*PYTHONPATH") as why:
+        resume(out)
+    assert "damaged" not in str(why.value)
+    assert "\n" not in str(why.value)
+    assert files_of(out) == before
+    written_part(tmp_path, monkeypatch, OWN)
+    assert resume(out)["attempts"] == 1
 
 
 def test_diagnostics_have_each_step_once(finished, tmp_path):
