@@ -31,7 +31,7 @@ from dpsgd.files import (
 from dpsgd.noise.keys import Keys, Seeds
 from dpsgd.noise.registry import NOISES
 from dpsgd.runs.checkpoint import Checkpoint
-from dpsgd.runs.ledger import History, LedgerError
+from dpsgd.runs.history import History, LedgerError
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Terms
 from samplers import BatchSampler, BatchSource

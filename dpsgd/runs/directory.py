@@ -26,7 +26,7 @@ from dpsgd.files import (
 )
 from dpsgd.runs.attempts import StopFile
 from dpsgd.runs.checkpoint import Checkpoints
-from dpsgd.runs.ledger import History, LedgerError, read
+from dpsgd.runs.history import History, LedgerError, read
 from dpsgd.runs.records import checked, fields_of
 from dpsgd.runs.spec import REGISTRIES, RunSpec, config_digest
 from dpsgd.runs.task import TaskRecord
@@ -150,7 +150,7 @@ class RunDirectory:
 
     @property
     def ledger_path(self) -> Path:
-        """Path of the ledger, see `dpsgd.runs.ledger`."""
+        """Path of the ledger, see `dpsgd.runs.history`."""
         return self.path / "ledger.jsonl"
 
     @property

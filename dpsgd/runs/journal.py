@@ -27,8 +27,9 @@ from dpsgd.runs.attempts import (
 )
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import BATCHES, CALIBRATION, RunDirectory
+from dpsgd.runs.history import LedgerError
 from dpsgd.runs.job import Job, Journal
-from dpsgd.runs.ledger import Ledger, LedgerError
+from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import LOG, CsvWriter, TrainingLog
 from dpsgd.runs.plan import Execution
 from dpsgd.runs.processes import Processes

@@ -17,9 +17,9 @@ from dpsgd.processor import processor_digest
 from dpsgd.runs import report
 from dpsgd.runs.audit import conformance
 from dpsgd.runs.directory import DATA, Configuration, RunDirectory
+from dpsgd.runs.history import History
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.job import Job, rows_of
-from dpsgd.runs.ledger import History
 from dpsgd.runs.log import MetricWriter, Stages
 from dpsgd.runs.mechanism import ResolvedRun
 from dpsgd.runs.processes import Processes

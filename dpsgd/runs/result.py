@@ -29,7 +29,7 @@ from dpsgd.core.segments import Segment
 from dpsgd.files import file_sha256
 from dpsgd.runs import report
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.ledger import History
+from dpsgd.runs.history import History
 from dpsgd.runs.log import WORDS
 from dpsgd.runs.records import checked, fields_of
 from dpsgd.runs.spec import RunSpec

@@ -22,7 +22,7 @@ from accounting import TrialCount
 from dpsgd.files import destroy, make_folder, write_atomically
 from dpsgd.runs.attempts import STOP
 from dpsgd.runs.directory import SECRETS, RunDirectory
-from dpsgd.runs.ledger import NO_HEAD, History, line_of
+from dpsgd.runs.history import NO_HEAD, History, line_of
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.run import resume, run

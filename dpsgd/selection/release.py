@@ -14,7 +14,7 @@ from typing import Any
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
-from dpsgd.runs.ledger import History, line_of
+from dpsgd.runs.history import History, line_of
 from dpsgd.runs.records import to_json
 from dpsgd.runs.result import Figures, code_digest, environment, proved, write_report
 from dpsgd.runs.terms import Terms

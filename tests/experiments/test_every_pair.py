@@ -20,7 +20,7 @@ from pairs import covering, pairs_of
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.models.model import read_model
 from dpsgd.runs import job
-from dpsgd.runs.ledger import read
+from dpsgd.runs.history import read
 from dpsgd.runs.spec import PARTS
 from dpsgd.runs.stop import STOPPED
 from experiments import cli

@@ -78,6 +78,7 @@ PATH = [
     "dpsgd/engine/blocks",
     "dpsgd/engine/queries",
     "dpsgd/engine/lazy/",
+    "dpsgd/runs/history",
     "dpsgd/runs/ledger",
     "dpsgd/runs/terms",
     "dpsgd/selection/release",

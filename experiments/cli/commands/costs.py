@@ -15,7 +15,7 @@ from dpsgd import Segment, Trials, cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.noise import Noise
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.ledger import History
+from dpsgd.runs.history import History
 from dpsgd.runs.mechanism import resolved
 from experiments.cli.console import Console, counted, going_on
 from experiments.cli.questions.about_runs import OfSizes

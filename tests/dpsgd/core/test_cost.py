@@ -34,7 +34,8 @@ from dpsgd import (
 from dpsgd.audit.black_box import black_box_audit
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.queries import FullSums
-from dpsgd.runs.ledger import Attempt, History, Ledger
+from dpsgd.runs.history import Attempt, History
+from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.terms import Selection, Terms
 from samplers import (
     BallsAndBins,

@@ -16,7 +16,7 @@ import dpsgd
 from dpsgd import RunSpec, load_exported, run
 from dpsgd.models import model as models
 from dpsgd.models.model import export, read_model
-from dpsgd.runs.ledger import read
+from dpsgd.runs.history import read
 from dpsgd.runs.terms import segment_records
 from samplers import Deterministic
 

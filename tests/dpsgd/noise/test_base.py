@@ -22,7 +22,8 @@ from dpsgd import (
     train_blocks,
 )
 from dpsgd.runs.attempts import decide
-from dpsgd.runs.ledger import Ledger, LedgerError, read
+from dpsgd.runs.history import LedgerError, read
+from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.terms import Terms
 from samplers import Deterministic, Poisson
 

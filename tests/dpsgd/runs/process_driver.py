@@ -28,7 +28,8 @@ from dpsgd.engine.placement import Placement
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import job, run
 from dpsgd.runs.attempts import STOP
-from dpsgd.runs.ledger import Ledger, read
+from dpsgd.runs.history import read
+from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.processes import together
 from dpsgd.runs.result import code_digest
 from dpsgd.runs.stop import STOPPED, Stopped

@@ -16,8 +16,8 @@ from dpsgd.engine import feed, loop, programs
 from dpsgd.gradients.rules import FlatClipping
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import audit, job
+from dpsgd.runs.history import read
 from dpsgd.runs.job import Job
-from dpsgd.runs.ledger import read
 from dpsgd.runs.mechanism import resolved
 from samplers import Population
 

@@ -26,7 +26,8 @@ from dpsgd.core import gaussian
 from dpsgd.runs import audit, job
 from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS
-from dpsgd.runs.ledger import Ledger, read
+from dpsgd.runs.history import read
+from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.stop import Stopped
 from samplers.settings import SETTINGS
 

@@ -12,7 +12,7 @@ from own_sampler import Coins
 from dpsgd import Independent, Mechanism, Segment
 from dpsgd.runs.attempts import Continue, NewAttempt, Stop, decide
 from dpsgd.runs.checkpoint import Checkpoint
-from dpsgd.runs.ledger import History, LedgerError, line_of
+from dpsgd.runs.history import History, LedgerError, line_of
 from dpsgd.runs.terms import Terms
 from samplers import BallsAndBins
 

@@ -9,7 +9,8 @@ from dpsgd import resume, run
 from dpsgd.engine import batch_files
 from dpsgd.engine.feed import Layout
 from dpsgd.runs.attempts import STOP
-from dpsgd.runs.ledger import Ledger, LedgerError, read
+from dpsgd.runs.history import LedgerError, read
+from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.run import Run
 
 HOST = {"data_on": "host", "insecure_seed": 3}

@@ -27,7 +27,7 @@ from dpsgd import RunSpec, resume, run
 from dpsgd.models.model import export
 from dpsgd.noise.correlated import banded_square_root
 from dpsgd.runs import plan
-from dpsgd.runs.ledger import read
+from dpsgd.runs.history import read
 from samplers.settings import SETTINGS, settings_of
 
 SGD_OF = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.01}

@@ -16,8 +16,8 @@ from dpsgd import Mechanism, Segment, cost, resume, run
 from dpsgd.core.segments import Initial, Trials
 from dpsgd.models.model import export
 from dpsgd.runs.attempts import STOP
+from dpsgd.runs.history import read
 from dpsgd.runs.initial import EarlierModel
-from dpsgd.runs.ledger import read
 from dpsgd.runs.result import Bundle, FinishedRun
 from dpsgd.runs.terms import Terms, segment_records
 from experiments.cli import main

@@ -20,7 +20,8 @@ from accounting import TrialCount
 from dpsgd import Mechanism, Segment, cost
 from dpsgd.core.queries import FullSums
 from dpsgd.files import write_atomically
-from dpsgd.runs.ledger import NO_HEAD, Ledger, LedgerError, line_of, read
+from dpsgd.runs.history import NO_HEAD, LedgerError, line_of, read
+from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.terms import Terms
 from dpsgd.selection.vault import Vault, VaultSecret
 from samplers import (

@@ -36,7 +36,8 @@ from dpsgd.noise.correlated import banded_square_root
 from dpsgd.runs import job, report
 from dpsgd.runs.attempts import STOP, drawing_digest
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
-from dpsgd.runs.ledger import Ledger, LedgerError, read
+from dpsgd.runs.history import LedgerError, read
+from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import stop_requests
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle

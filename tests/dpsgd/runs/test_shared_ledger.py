@@ -7,7 +7,8 @@ from several import together
 
 from dpsgd import Mechanism, Segment
 from dpsgd.runs import ledger as module
-from dpsgd.runs.ledger import Ledger, LedgerError, read
+from dpsgd.runs.history import LedgerError, read
+from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.processes import Lost
 from dpsgd.runs.terms import Terms
 from samplers import Deterministic

@@ -18,7 +18,7 @@ from dpsgd.engine.calibration import Temperature
 from dpsgd.engine.queries import Refinement
 from dpsgd.runs import job
 from dpsgd.runs.directory import DIAGNOSTICS
-from dpsgd.runs.ledger import read
+from dpsgd.runs.history import read
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import Stopped
 from samplers.settings import SETTINGS

@@ -41,7 +41,7 @@ from dpsgd.files import destroy
 from dpsgd.models.model import export, read_model
 from dpsgd.runs import job
 from dpsgd.runs.directory import SECRETS, RunDirectory
-from dpsgd.runs.ledger import LedgerError, line_of
+from dpsgd.runs.history import LedgerError, line_of
 from dpsgd.runs.mechanism import resolved
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped

@@ -16,7 +16,7 @@ from tiny_task import config_of, line
 import dpsgd
 from accounting import TrialCount
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.ledger import read
+from dpsgd.runs.history import read
 from dpsgd.runs.stop import Stopped
 from dpsgd.selection import candidates, engine
 from samplers.settings import SETTINGS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpsgd import Mechanism, RunSpec
-from dpsgd.runs.ledger import History
+from dpsgd.runs.history import History
 from dpsgd.runs.result import FinishedRun
 from experiments.results import draw as drawn
 from experiments.results.draw import composite_scale, curves

@@ -14,7 +14,7 @@ import pytest
 import dpsgd
 from dpsgd import RunSpec
 from dpsgd.runs.directory import DATA, DIAGNOSTICS
-from dpsgd.runs.ledger import read
+from dpsgd.runs.history import read
 from dpsgd.runs.report import escape
 from experiments import cli
 from experiments.cli.command_line import train_command

@@ -19,7 +19,7 @@ import stored_task
 
 from dpsgd import RunSpec
 from dpsgd.runs.directory import DATA
-from dpsgd.runs.ledger import History
+from dpsgd.runs.history import History
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped
 from experiments.cli.errors import in_one_line
