@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from dpsgd.audit.audit import audit_program, audit_queries
+from dpsgd.audit.prices import own_price_checks
 from dpsgd.audit.probe import host_copy
-from dpsgd.audit.report import AuditReport, CheckResult
+from dpsgd.audit.report import AuditReport
 from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
@@ -185,7 +186,7 @@ class Training:
             state = first if state is None else first._replace(step=state.step)
         if "__dataclass_params__" not in vars(type(mechanism.sampler)):
             same = None  # without @dataclass, a class compares inherited fields alone
-        checks: tuple[CheckResult, ...] = ()
+        checks = tuple(own_price_checks(mechanism, self.delta))
         audited_parts: list[str] = []
         block, *sums = self.programs()
         root, layout, place = RootKey.shared(), self.layout, self.query_placement

@@ -159,6 +159,13 @@ def free_the_second_time(self, sigma, attempts, **how):
     return Poisson.privacy_of(self, len(attempts) * sigma, attempts, **how)
 
 
+def free_within_an_epoch(self, sigma, attempts, **how):
+    """A cost of ten times the noise where one attempt begins and ends inside an epoch."""
+    (steps,) = attempts if len(attempts) == 1 else ((),)
+    inside = 0 < len(steps) < self.steps_per_epoch
+    return Poisson.privacy_of(self, (1 + 9 * inside) * sigma, attempts, **how)
+
+
 class Guess:
     def epsilon(self, delta, tolerance=None):
         return Bound(0.0, 1.0, confidence=0.99)
@@ -170,6 +177,7 @@ FAULTY_SAMPLERS = {
     "SaidToBeApart": {"separation": 7},
     "DearerWithNoise": {"privacy": dearer_with_noise},
     "FreeTheSecondTime": {"privacy_of": free_the_second_time},
+    "FreeWithinAnEpoch": {"privacy_of": free_within_an_epoch},
     "Estimated": {"privacy": lambda self, sigma: Guess()},
 }
 
@@ -207,6 +215,11 @@ def cheap_twice(self, sampler, sigma, attempts, **how):
     return Independent.privacy_of(self, sampler, sigma, attempts[:1], **how)
 
 
+def cheap_within(self, sampler, sigma, attempts, **how):
+    whole = any(len(steps) >= sampler.steps_per_epoch for steps in attempts)
+    return Independent.privacy_of(self, sampler, (2 - whole) * sigma, attempts, **how)
+
+
 def cheap_under(kind, below=9.0):
     """A cost of half the noise that is stated under one kind of sampler alone, or at low sigma."""
 
@@ -224,6 +237,7 @@ FAULTY_NOISES = {
     "Faint": ({"add": faint}, "a step releases what the definition"),
     "Cheap": ({"privacy": priced_as_independent(2)}, "cost"),
     "CheapPart": ({"privacy_of": cheap_part}, "cost"),
+    "CheapWithinAnEpoch": ({"privacy_of": cheap_within}, "cost"),
     "CheapTwice": ({"privacy_of": cheap_twice}, "cost"),
 }
 
