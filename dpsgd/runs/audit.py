@@ -10,13 +10,17 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
+import numpy as np
 
 from dpsgd.audit.report import UNSEEN, AuditReport, CheckResult
+from dpsgd.audit.runtime.releases import LARGE
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.programs import Parts, compilation
+from dpsgd.gradients.rules import RULES, ClippingRule
 from dpsgd.runs.optimizer import optimizer
 from dpsgd.runs.spec import OPTIMIZERS, Optimizer
 from dpsgd.runs.task import arrays_digest
+from samplers.registry import Registry
 
 PyTree = Any
 
@@ -30,21 +34,56 @@ def conformance(part: Optimizer, progress: Callable[[str], None]) -> AuditReport
       part: Optimizer of a `RunSpec`.
       progress: Function of one line of text.
     """
-    if type(part) in OPTIMIZERS.built_in.values():
+    return _conformance(OPTIMIZERS, part, functools.partial(_optimizer_failure, part), progress)
+
+
+def rule_conformance(
+    rule: ClippingRule, params: PyTree, progress: Callable[[str], None]
+) -> AuditReport:
+    """Returns the conformance check of a large model's clipping rule from another package.
+
+    The audit of a run compares few examples of a large model; here the rule clips many gradients of
+    a small one that has the same leaves. The report is empty for built-in rules and small models.
+
+    Args:
+      rule: Clipping rule of a `RunSpec`.
+      params: Parameters of the run: the rule groups their leaves.
+      progress: Function of one line of text.
+    """
+    if sum(np.size(leaf) for leaf in jax.tree.leaves(params)) <= LARGE:
         return AuditReport(())
-    name = f"the {OPTIMIZERS.noun} {OPTIMIZERS.name_of(type(part))}"
+
+    def failure() -> str:
+        from dpsgd.audit.conformance import check_rule  # imports scipy.stats, for few runs
+
+        small = jax.tree.map(lambda x: np.ones([min(n, 4) for n in x.shape], x.dtype), params)
+        return _first_failure(lambda: check_rule(rule, small))
+
+    return _conformance(RULES, rule, failure, progress)
+
+
+def _conformance(
+    registry: Registry, part: Any, failure: Callable[[], str], progress: Callable[[str], None]
+) -> AuditReport:
+    if type(part) in registry.built_in.values():
+        return AuditReport(())
+    name = f"the {registry.noun} {registry.name_of(type(part))}"
     progress(f"checking {name}")
-    failure = _failure(part)
-    return AuditReport((CheckResult(f"{name} passes its conformance check", not failure, failure),))
+    detail = failure()
+    return AuditReport((CheckResult(f"{name} passes its conformance check", not detail, detail),))
 
 
 @functools.cache
-def _failure(part: Optimizer) -> str:
-    """Returns the first failed conformance check of an optimizer, or ""."""
+def _optimizer_failure(part: Optimizer) -> str:
     from dpsgd.audit.conformance import check_optimizer  # imports scipy.stats, for few runs
 
+    return _first_failure(lambda: check_optimizer(optimizer(part)))
+
+
+def _first_failure(check: Callable[[], Any]) -> str:
+    """Returns the first failed conformance check, or ""."""
     try:
-        check_optimizer(optimizer(part))
+        check()
     except Exception as error:  # AssertionError, or what the user's class raises
         lines = str(error).splitlines() or [type(error).__name__]
         failed = next((line for line in lines if line.startswith("FAIL")), lines[0])

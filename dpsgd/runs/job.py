@@ -30,7 +30,7 @@ from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.queries import Refinement, refine, sums_run
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.noise.keys import Keys, RootKey
-from dpsgd.runs.audit import NOT_MADE, once, probe_rows, verdict
+from dpsgd.runs.audit import NOT_MADE, once, probe_rows, rule_conformance, verdict
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.mechanism import ResolvedRun
 from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
@@ -332,6 +332,14 @@ class Job(Training):
             population=population,
             record=record,
         )
+
+    def audit(
+        self, state: TrainState | None = None, progress: Callable[[str], None] = lambda line: None
+    ) -> str:
+        """Audits the remaining steps, and an own clipping rule of a large model."""
+        if self.audited and self.mechanism.noise_multiplier:
+            rule_conformance(self.spec.clipping, self.params, progress).require_passed()
+        return super().audit(state, progress)
 
     @functools.cached_property
     def digest(self) -> str:

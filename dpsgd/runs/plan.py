@@ -69,7 +69,7 @@ def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
 def check_parts(spec: RunSpec, progress: Progress) -> None:
     """Refuses an own optimizer that fails its conformance check.
 
-    The audit of a run checks its noise, clipping rule and sampler.
+    `Job.audit` checks noise, clipping rule and sampler.
 
     Args:
       spec: Settings of the run; runs without audit or noise are not checked.

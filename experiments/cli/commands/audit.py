@@ -13,7 +13,7 @@ from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs.audit import ROWS, conformance, probe_rows
+from dpsgd.runs.audit import ROWS, conformance, probe_rows, rule_conformance
 from dpsgd.runs.mechanism import ResolvedRun, resolved
 from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
 from dpsgd.runs.recommendation import RecommendationRequest, Settings
@@ -106,6 +106,7 @@ def coupled(
     claim: Any = {"claimed": claimed or mechanism.sampler, "laws": True}
     checks = audit_program(*run_parts, state=state, root=RootKey.shared(), **claim).checks
     checks += conformance(spec.optimizer, progress).checks
+    checks += rule_conformance(spec.clipping, state.params, progress).checks
     if refinement is not None:
         checks += audit_queries(refinement, mechanism, state.params, task.generated(ROWS)).checks
     return AuditReport(checks)

@@ -77,6 +77,11 @@ class Loud(FlatClipping):
         return super().factors(group_norms, 2 * l2_clip_norm, counts)
 
 
+@dataclasses.dataclass(frozen=True)
+class Sound(FlatClipping):
+    """A rule that clips as it should."""
+
+
 OWN = {
     "noise": (Free(), "the cost of a noise is proved.*a run under BallsAndBins"),
     "noise at the run's delta": (FreeAtDelta(), "the cost of a noise is proved.*a run under"),
@@ -90,6 +95,13 @@ def test_an_own_part_that_breaks_its_claim_is_refused(kind, tmp_path):
     with pytest.raises(ValueError, match=wrong):
         run(line, config_of(audit=True, **{setting: part}), tmp_path / "run")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_own_rule_of_a_large_model_is_checked_on_a_small_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "LARGE", 0)
+    with pytest.raises(ValueError, match=r"clipping rule .*:Loud passes its conformance check"):
+        run(line, config_of(audit=True, clipping=Loud()), tmp_path / "run")
+    assert run(line, config_of(audit=True, clipping=Sound()), tmp_path / "run")["audit"]
 
 
 def test_the_audit_is_reported_optional_and_changes_no_bit(tmp_path, monkeypatch):
