@@ -16,9 +16,9 @@ from dpsgd.audit.tables import TableSnapshot, put_rows
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Diagnostics, Table, TrainState, join_leaves
 from dpsgd.engine.algorithm import Algorithm
+from dpsgd.engine.copies import host_copy, placement_mismatch
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import Block, train_blocks
-from dpsgd.engine.placement import hosted, placement_mismatch
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import BlockInputs, Watch, flush_noise
 from dpsgd.gradients.frozen import leaf_names
@@ -29,36 +29,6 @@ from samplers import BatchSource
 from samplers.batches import IndexBlock, zeros
 
 PyTree = Any
-
-
-def host_copy(state: TrainState, params: PyTree = None) -> TrainState:
-    """Copies a state without its noise state to the host.
-
-    Arrays of one repeated value, such as the moments of a first state, take no memory.
-
-    Args:
-      state: State of a run.
-      params: Parameters with which the run begins, if `state` is its first: the copy shares them.
-    """
-
-    def narrow(leaf: Any) -> Any:
-        """Broadcasts one scalar for a leaf of equal entries."""
-        if not isinstance(leaf, np.ndarray) or not leaf.size or leaf.dtype.itemsize > 8:
-            return leaf
-        bits = leaf.view(f"u{leaf.dtype.itemsize}")  # 0 and -0 are two
-        same = bits.min() == bits.max()
-        return (
-            np.broadcast_to(leaf.reshape(-1)[:1].copy().reshape(()), leaf.shape) if same else leaf
-        )
-
-    def shared(copy: Any, own: Any) -> Any:
-        """Returns `own` unless the copy has another shape or dtype."""
-        return own if (copy.shape, copy.dtype) == (own.shape, own.dtype) else copy
-
-    copied = jax.tree.map(narrow, hosted(state._replace(noise=())))
-    if params is None:
-        return copied
-    return copied._replace(raw_params=jax.tree.map(shared, copied.params, hosted(params)))
 
 
 class Probe:

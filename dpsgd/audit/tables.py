@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpsgd.core.state import Table, TrainState
-from dpsgd.engine.placement import hosted
+from dpsgd.engine.copies import hosted
 from dpsgd.engine.programs import compiled
 
 _CHUNK = 2**20  # rows that are compared together

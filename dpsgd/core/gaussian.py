@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from dpsgd.core.marks import mark_value
+from dpsgd.core.normals import half_circle_sine, normal, radius, uniform
 from dpsgd.core.philox import COUNTED, Coordinates, StepKey, word, words_at
 from dpsgd.core.state import Scales
 from dpsgd.packing import join, packs, split
@@ -24,18 +25,8 @@ from dpsgd.packing import join, packs, split
 GRID_BITS = 18
 """The noise's standard deviation has 2^GRID_BITS to 2^(GRID_BITS + 1) grid cells."""
 
-_SQRT_HALF = np.float32(math.sqrt(0.5))
-_SQRT_HALF_BITS = np.int32(_SQRT_HALF.view(np.int32))
-_SQRT_HALF_WORD = np.uint32(round(2**32 * math.sqrt(0.5)))
-_LN2 = np.float32(math.log(2.0))
 # Below this the grid would leave the normal range of float32. Rounding the noise up is safe.
 _SMALLEST_STDDEV = np.float32(2.0**-100)
-
-# ln(1 + f) = f - f^2/2 + f^3 P(f) on [sqrt(1/2) - 1, sqrt(2) - 1], relative error 3.2e-8, and
-# sin(pi x / 2) = x Q(x^2) on [-1, 1], relative error 5.4e-9. Minimax fits by Lawson's iteration.
-_LOG1P = (0.3333390951, -0.2500133812, 0.1996306330, -0.1657758504, 0.1491476893, -0.1426748633,
-          0.0870043039)  # fmt: skip
-_SIN = (1.5707963705, -0.6459637284, 0.0796896815, -0.0046737664, 0.0001514851)
 
 
 def grid(stddev: jax.typing.ArrayLike) -> jax.Array:
@@ -79,7 +70,7 @@ def standard_normal(
     Raises:
       ValueError: If `noise_key` is not uint32 `[4]`.
     """
-    return _draw(_normal, StepKey(noise_key, step), Coordinates(leaf), shape)
+    return _draw(normal, StepKey(noise_key, step), Coordinates(leaf), shape)
 
 
 def add_gaussian_noise(
@@ -232,7 +223,7 @@ def normal_line(
     """
     leaf, position = _names(pack, dict(zip(pack, sizes, strict=True)))
     coordinates = Coordinates(leaf, row, position, one_axis=True)
-    return _draw(_normal, StepKey(noise_key, step), coordinates, (sum(sizes),))
+    return _draw(normal, StepKey(noise_key, step), coordinates, (sum(sizes),))
 
 
 def add_row_noise(
@@ -297,7 +288,7 @@ def normal_at(noise_key: Any, step: Any, table: TableRows) -> jax.Array:
       step: Training step.
       table: Rows of the table, and the purpose of the normals.
     """
-    return _draw_rows(_normal, StepKey(noise_key, step), table)
+    return _draw_rows(normal, StepKey(noise_key, step), table)
 
 
 def uniform_at(noise_key: Any, step: Any, table: TableRows) -> jax.Array:
@@ -305,7 +296,7 @@ def uniform_at(noise_key: Any, step: Any, table: TableRows) -> jax.Array:
 
     They are independent of the normals that `normal_at` returns for the same arguments.
     """
-    return _draw_rows(lambda words: _uniform(words[3]), StepKey(noise_key, step), table)
+    return _draw_rows(lambda words: uniform(words[3]), StepKey(noise_key, step), table)
 
 
 def _draw_rows(transform: Any, key: StepKey, table: TableRows) -> jax.Array:
@@ -334,14 +325,6 @@ def _grid_of(stddev: Any, spread: float = 1.0) -> tuple[jax.Array, jax.Array]:
     return spacing, jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing
 
 
-def _normal(words: tuple[jax.Array, ...]) -> jax.Array:
-    return _radius(words[0], words[1]) * _half_circle_sine(words[2])
-
-
-def _uniform(word: jax.Array) -> jax.Array:
-    return ((word >> 9).astype(jnp.float32) + 0.5) * np.float32(2.0**-23)
-
-
 def _names(pack: list[int], sizes: dict[int, int]) -> tuple[Any, jax.Array | None]:
     if len(pack) == 1:
         return np.uint32(pack[0]), None
@@ -364,41 +347,8 @@ def _rounded_noise(
     """Return the stochastic rounding of `fraction` + `cells` times z (or `noise`): float32."""
     words = words_at(key, coordinates, fraction.shape)
     if noise is None:
-        scaled = (_radius(words[0], words[1]) * cells) * _half_circle_sine(words[2])
+        scaled = (radius(words[0], words[1]) * cells) * half_circle_sine(words[2])
     else:
         scaled = noise * cells
     below = jnp.floor(scaled)
-    return below + jnp.ceil((scaled - below) + (fraction - _uniform(words[3])))
-
-
-def _radius(high: jax.Array, low: jax.Array) -> jax.Array:
-    """Return sqrt(-2 ln u) for u = (2^32 high + low + 1/2) / 2^64, relative error below 3e-7."""
-    # Above sqrt(1/2), take 1 - u, whose integer form is the complement of both words: exact.
-    near_one = high >= _SQRT_HALF_WORD
-    flip = jnp.where(near_one, np.uint32(0xFFFFFFFF), np.uint32(0))
-    high, low = high ^ flip, low ^ flip
-    tail = (low.astype(jnp.float32) + 0.5) * np.float32(2.0**-64)
-    distance = high.astype(jnp.float32) * np.float32(2.0**-32) + tail  # u, or 1 - u: relative 2^-23
-
-    # u = 2^exponent (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); near one simply f = -(1 - u).
-    bits = lax.bitcast_convert_type(distance, jnp.int32) - _SQRT_HALF_BITS
-    mantissa = lax.bitcast_convert_type((bits & 0x7FFFFF) + _SQRT_HALF_BITS, jnp.float32)
-    f = jnp.where(near_one, -distance, mantissa - 1.0)
-    exponent = jnp.where(near_one, 0, bits >> 23).astype(jnp.float32)
-
-    log1p = f - (f * f) * (0.5 - f * _polynomial(_LOG1P, f))
-    return jnp.sqrt(-2.0 * (exponent * _LN2 + log1p))
-
-
-def _half_circle_sine(word: jax.Array) -> jax.Array:
-    """Return sin(psi) for psi = pi (w + 1/2) / 2^32, w in [-2^31, 2^31) the signed `word`."""
-    signed = lax.bitcast_convert_type(word, jnp.int32).astype(jnp.float32) + 0.5
-    x = signed * np.float32(2.0**-31)
-    return x * _polynomial(_SIN, x * x)
-
-
-def _polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
-    result = jnp.full_like(x, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        result = result * x + np.float32(coefficient)
-    return result
+    return below + jnp.ceil((scaled - below) + (fraction - uniform(words[3])))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpsgd.core.state import Table, TrainState
+from dpsgd.engine.copies import broadcast, placed
 from dpsgd.engine.programs import put_on_device
 from dpsgd.packing import SMALL
 from samplers import BatchSampler
@@ -259,7 +259,7 @@ class Placement:
           shardings: Sharding of each leaf, a prefix of the tree.
         """
         return put_on_device(
-            tree, lambda tree: jax.tree.map(_placed, tree, _broadcast(shardings, tree))
+            tree, lambda tree: jax.tree.map(placed, tree, broadcast(shardings, tree))
         )
 
     def put_parts(self, tree: PyTree, shardings: PyTree) -> PyTree:
@@ -276,7 +276,7 @@ class Placement:
             return jax.make_array_from_process_local_data(sharding, array)
 
         return put_on_device(
-            tree, lambda tree: jax.tree.map(place_part, tree, _broadcast(shardings, tree))
+            tree, lambda tree: jax.tree.map(place_part, tree, broadcast(shardings, tree))
         )
 
     def put_state(self, state: PyTree) -> PyTree:
@@ -284,7 +284,7 @@ class Placement:
 
         The buffers are new unless the state lies there already.
         """
-        return jax.tree.map(_placed, state, self.state(state))
+        return jax.tree.map(placed, state, self.state(state))
 
     def on_each(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable:
         """Maps a function over the devices' parts, see `jax.shard_map`.
@@ -356,59 +356,6 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
-def hosted(tree: PyTree) -> PyTree:
-    """Returns NumPy arrays with all rows of `tree`.
-
-    Every process must call it. Random keys stay keys.
-    """
-    return jax.tree.map(_hosted, tree)
-
-
-def placement_mismatch(tree: PyTree) -> str | None:
-    """Returns the first array whose device copies differ.
-
-    The result is its path in the tree, or None. Every process must call it. JAX itself reads a
-    single copy.
-
-    >>> placement_mismatch({"w": jnp.ones(3)}) is None
-    True
-    """
-    words = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if _is_key(leaf):
-            leaf = jax.random.key_data(leaf)
-        first: dict[str, np.ndarray] = {}
-        for shard in leaf.addressable_shards:
-            data = np.ascontiguousarray(shard.data).reshape(-1).view(np.uint8)
-            if not np.array_equal(first.setdefault(str(shard.index), data), data):
-                return jax.tree_util.keystr(path)
-        if leaf.is_fully_replicated and not leaf.is_fully_addressable:
-            digest = hashlib.blake2b(next(iter(first.values())).data, digest_size=8).digest()
-            words.append((jax.tree_util.keystr(path), np.frombuffer(digest, np.uint32)))
-    if words:
-        from jax.experimental import multihost_utils
-
-        digests = multihost_utils.process_allgather(np.stack([word for _, word in words]))
-        for number, (name, _) in enumerate(words):
-            if (digests[:, number] != digests[0, number]).any():
-                return name
-    return None
-
-
-def on_one_device(tree: PyTree) -> PyTree:
-    """Returns arrays whole on one device; every process must call it."""
-
-    def leaf(x: Any) -> Any:
-        """Returns one array with all its rows on one device."""
-        if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
-            return x
-        if x.is_fully_replicated:
-            return x.addressable_data(0)
-        return jax.device_put(_hosted(x), x.addressable_shards[0].device)
-
-    return jax.tree.map(leaf, tree)
-
-
 def _in_order(vector: jax.Array, devices: int) -> jax.Array:
     size = vector.size
     part_size = -(-size // devices)
@@ -420,38 +367,3 @@ def _in_order(vector: jax.Array, devices: int) -> jax.Array:
 
 def _order(device: jax.Device) -> tuple[int, int]:
     return device.process_index, device.id
-
-
-def _broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
-    """Returns a tree like `tree` of the leaves of a prefix of it."""
-    return jax.tree.map(lambda leaf, subtree: jax.tree.map(lambda _: leaf, subtree), prefix, tree)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _hosted(leaf: Any) -> Any:
-    if not isinstance(leaf, jax.Array) or _is_key(leaf):
-        return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-    if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
-        from jax.experimental import multihost_utils
-
-        leaf = multihost_utils.process_allgather(leaf, tiled=True)
-    return np.asarray(leaf)
-
-
-def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
-        return leaf
-    if isinstance(leaf, jax.Array) and _is_key(leaf):
-        words = _placed(jax.random.key_data(leaf), sharding)
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
-    # By way of the host: an array that is put where it lies already would share its buffer. Of what
-    # lies in files, each process reads what its devices hold.
-    in_files = not isinstance(leaf, jax.Array) and hasattr(leaf, "pieces")
-    array = leaf if in_files else np.asarray(leaf)
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    return jax.make_array_from_callback(
-        array.shape, sharding, lambda index: np.asarray(array[index], dtype)
-    )

@@ -20,9 +20,10 @@ import optax
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import Algorithm, dpsgd
+from dpsgd.engine.copies import hosted, on_one_device
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import columns_of, train_blocks
-from dpsgd.engine.placement import Placement, hosted, on_one_device
+from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import compiled, in_32_bits, put_on_device
 from dpsgd.engine.sources import take_rows
 from dpsgd.gradients.isolation import isolated
@@ -285,3 +286,27 @@ class _Fold:
 
 def _nothing(params: PyTree) -> optax.EmptyState:
     return optax.EmptyState()
+
+
+def chosen_refinement(
+    offered: Refinement | None, mechanism: Mechanism, kind: str | None
+) -> Refinement | None:
+    """Returns the calibration by the sums at a run's end.
+
+    Args:
+      offered: Calibration that the task offers.
+      mechanism: Mechanism of the run; None is returned if it has no sums.
+      kind: `RunSpec.calibration`.
+
+    Raises:
+      ValueError: if the task offers none, or another than `kind`.
+    """
+    if mechanism.full_sums is None:
+        return None
+    name = "none" if offered is None else offered.kind
+    if name != kind:
+        raise ValueError(
+            f"calibration is {kind}, but calibration() of the task offers {name}: take that, or "
+            "none"
+        )
+    return offered

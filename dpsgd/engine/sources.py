@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -222,3 +223,28 @@ def columns_of_source(data: Any) -> PyTree:
 def is_streamed(data: PyTree) -> bool:
     """Returns True if columns are read from a source, row by row."""
     return any(isinstance(leaf, SourceColumn) for leaf in jax.tree.leaves(data))
+
+
+def arrays_digest(arrays: PyTree, prefix: str = "") -> str:
+    """Returns the SHA-256 of arrays, names, dtypes and shapes.
+
+    >>> arrays_digest({"x": np.zeros(2)}) == arrays_digest({"x": np.zeros((2, 1))})
+    False
+
+    Args:
+      arrays: Pytree of arrays.
+      prefix: Text that is hashed first.
+    """
+    digest = hashlib.sha256(prefix.encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+        array = np.asanyarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        array = np.atleast_1d(array)
+        rows = max(1, _READ_BYTES * len(array) // max(1, array.nbytes))
+        for start in range(0, len(array), rows):
+            digest.update(np.ascontiguousarray(array[start : start + rows]).tobytes())
+    return digest.hexdigest()
+
+
+_READ_BYTES = 2**24
+"""Largest number of bytes that are hashed at once."""

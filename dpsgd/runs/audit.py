@@ -16,10 +16,10 @@ from dpsgd.audit.report import UNSEEN, AuditReport, CheckResult
 from dpsgd.audit.runtime.releases import LARGE
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.programs import Parts, compilation
+from dpsgd.engine.sources import arrays_digest
 from dpsgd.gradients.rules import RULES, ClippingRule
 from dpsgd.runs.optimizer import optimizer
 from dpsgd.runs.spec import OPTIMIZERS, Optimizer
-from dpsgd.runs.task import arrays_digest
 from samplers.registry import Registry
 
 PyTree = Any

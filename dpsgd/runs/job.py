@@ -14,7 +14,6 @@ import numpy as np
 
 from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.prices import own_price_checks
-from dpsgd.audit.probe import host_copy
 from dpsgd.audit.report import AuditReport
 from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
@@ -23,11 +22,12 @@ from dpsgd.core.segments import Segment
 from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.batch_files import BatchFiles
+from dpsgd.engine.copies import host_copy, hosted, on_one_device
 from dpsgd.engine.feed import BLOCK_STEPS, Layout
 from dpsgd.engine.loop import Block, train_blocks
-from dpsgd.engine.placement import Placement, hosted, on_one_device
+from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import shapes_of_rows
-from dpsgd.engine.queries import Refinement, refine, sums_run
+from dpsgd.engine.queries import Refinement, chosen_refinement, refine, sums_run
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.noise.keys import Keys, RootKey
 from dpsgd.runs.audit import NOT_MADE, once, probe_rows, rule_conformance, verdict
@@ -36,7 +36,7 @@ from dpsgd.runs.mechanism import ResolvedRun
 from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
 from dpsgd.runs.result import code_digest, environment
 from dpsgd.runs.spec import RunSpec, config_digest
-from dpsgd.runs.task import Task, data_digest, exceptions_of, refinement_of, rows_of
+from dpsgd.runs.task import Task, calibration_of, data_digest, exceptions_of, rows_of
 from dpsgd.runs.terms import Terms
 from samplers import Population
 
@@ -321,7 +321,7 @@ class Job(Training):
             ),
             delta=run.delta,
             synthetic=task.generated,
-            refinement=refinement_of(task, mechanism, spec.calibration),
+            refinement=chosen_refinement(calibration_of(task), mechanism, spec.calibration),
             placement=placement,
             audited=spec.audit,
             data_on=spec.data_on,

@@ -15,6 +15,7 @@ import jax
 from dpsgd.core.state import TrainState
 from dpsgd.engine.batch_files import BatchFiles, Draw
 from dpsgd.engine.loop import Block
+from dpsgd.engine.sources import arrays_digest
 from dpsgd.files import FULL
 from dpsgd.runs.attempts import (
     Decision,
@@ -34,7 +35,6 @@ from dpsgd.runs.log import LOG, CsvWriter, TrainingLog
 from dpsgd.runs.plan import Execution
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import REST, STEP, Stopped, report
-from dpsgd.runs.task import arrays_digest
 
 _WRITING = 9.0
 """Least seconds of training per second of writing, until `checkpoint_seconds` have passed."""

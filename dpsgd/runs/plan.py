@@ -12,6 +12,7 @@ import jax
 
 from dpsgd.engine import programs
 from dpsgd.engine.placement import Placement
+from dpsgd.engine.sources import arrays_digest
 from dpsgd.gradients.frozen import matching_leaves
 from dpsgd.processor import processor_digest
 from dpsgd.runs import report
@@ -28,15 +29,7 @@ from dpsgd.runs.records import checked, to_json
 from dpsgd.runs.resolve import request_of, resolve
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.support import check
-from dpsgd.runs.task import (
-    Task,
-    arrays_digest,
-    check_task,
-    load,
-    settled,
-    task_record,
-    with_settings,
-)
+from dpsgd.runs.task import Task, check_task, load, settled, task_record, with_settings
 from dpsgd.runs.terms import Terms
 from samplers import Population
 

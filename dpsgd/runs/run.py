@@ -19,7 +19,8 @@ import jax
 
 from dpsgd.engine import batch_files
 from dpsgd.engine.batch_files import Draw
-from dpsgd.engine.placement import Placement, on_one_device
+from dpsgd.engine.copies import on_one_device
+from dpsgd.engine.placement import Placement
 from dpsgd.files import FULL, make_folder
 from dpsgd.runs.attempts import Stop, drawing_digest
 from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory

@@ -5,22 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
 
-import numpy as np
-
 from dpsgd.runs.records import build, checked, field_types, near, to_json
 from samplers import Population, UnitData
 from samplers.registry import import_module
 
 if TYPE_CHECKING:
-    from dpsgd.core.mechanism import Mechanism
-    from dpsgd.engine.queries import Refinement
     from dpsgd.runs.recommendation import RecommendationRequest
 
 PyTree = Any
@@ -226,29 +221,6 @@ def calibration_of(task: Any) -> Any:
     return method() if callable(method) else None
 
 
-def refinement_of(task: Any, mechanism: Mechanism, kind: str | None) -> Refinement | None:
-    """Returns the calibration by the sums at a run's end.
-
-    Args:
-      task: Task of the run.
-      mechanism: Mechanism of the run; None is returned if it has no sums.
-      kind: `RunSpec.calibration`.
-
-    Raises:
-      ValueError: if the task offers none, or another than `kind`.
-    """
-    if mechanism.full_sums is None:
-        return None
-    refinement = calibration_of(task)
-    offered = "none" if refinement is None else refinement.kind
-    if refinement is None or offered != kind:
-        raise ValueError(
-            f"calibration is {kind}, but calibration() of the task, a {type(task).__name__}, "
-            f"offers {offered}: take that, or none"
-        )
-    return refinement
-
-
 def find(name: str) -> Any:
     """Returns the object "module:name" of an imported module.
 
@@ -404,32 +376,7 @@ def data_digest(task: Task, columns: PyTree, population: Population | None = Non
     """
     if callable(digest := getattr(task, "digest", None)):
         return digest()
+    from dpsgd.engine.sources import arrays_digest
+
     tree = population.tree if population else None
     return arrays_digest(columns, tree.shape.digest if tree else "")
-
-
-def arrays_digest(arrays: PyTree, prefix: str = "") -> str:
-    """Returns the SHA-256 of arrays, names, dtypes and shapes.
-
-    >>> arrays_digest({"x": np.zeros(2)}) == arrays_digest({"x": np.zeros((2, 1))})
-    False
-
-    Args:
-      arrays: Pytree of arrays.
-      prefix: Text that is hashed first.
-    """
-    import jax
-
-    digest = hashlib.sha256(prefix.encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
-        array = np.asanyarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
-        array = np.atleast_1d(array)
-        rows = max(1, _READ_BYTES * len(array) // max(1, array.nbytes))
-        for start in range(0, len(array), rows):
-            digest.update(np.ascontiguousarray(array[start : start + rows]).tobytes())
-    return digest.hexdigest()
-
-
-_READ_BYTES = 2**24
-"""Largest number of bytes that are hashed at once."""

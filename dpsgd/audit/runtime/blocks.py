@@ -20,8 +20,8 @@ from dpsgd.audit.runtime.expected import Comparison, ExpectedNoise, spread_place
 from dpsgd.audit.runtime.releases import LARGE, cast_error, loud, noise_dominated, noise_stddev
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
+from dpsgd.engine.copies import hosted
 from dpsgd.engine.loop import Block
-from dpsgd.engine.placement import hosted
 from dpsgd.engine.step import Watch
 from samplers import BatchSource
 

@@ -25,7 +25,7 @@ from dpsgd.audit.runtime.releases import LARGE, noise_dominated, norm
 from dpsgd.audit.tables import TableSnapshot, put_rows, some_rows
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Table
-from dpsgd.engine.placement import hosted
+from dpsgd.engine.copies import hosted
 from dpsgd.engine.step import Watch
 
 SIZES = "tables use the configured step sizes"

@@ -12,6 +12,7 @@ from accounting.profile import format_delta
 from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport
+from dpsgd.engine.queries import chosen_refinement
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.audit import ROWS, conformance, probe_rows, rule_conformance
 from dpsgd.runs.mechanism import ResolvedRun, resolved
@@ -19,7 +20,7 @@ from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparame
 from dpsgd.runs.recommendation import RecommendationRequest, Settings
 from dpsgd.runs.resolve import with_noise
 from dpsgd.runs.spec import Lazy
-from dpsgd.runs.task import Trainable, refinement_of, settled
+from dpsgd.runs.task import Trainable, calibration_of, settled
 from experiments.cli.console import Console
 from experiments.cli.questions.audit import Audit
 from experiments.cli.tasks import DEFAULT, load_kind
@@ -91,7 +92,7 @@ def coupled(
       progress: Called with a line on the current check.
     """
     mechanism, spec = run.mechanism, run.spec
-    refinement = refinement_of(task, mechanism, spec.calibration)
+    refinement = chosen_refinement(calibration_of(task), mechanism, spec.calibration)
     progress("compiling and running the program that trains")
     num_steps = mechanism.sampler.num_steps
     if isinstance(question := spec.tables, Lazy):  # any step sizes: the program is the same

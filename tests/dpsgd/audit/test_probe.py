@@ -9,8 +9,9 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, dpsgd
-from dpsgd.audit.probe import Probe, host_copy
+from dpsgd.audit.probe import Probe
 from dpsgd.engine import loop
+from dpsgd.engine.copies import host_copy
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks
 from dpsgd.engine.step import Watch

@@ -18,8 +18,9 @@ from dpsgd import BandedToeplitz, Independent, LazyTables, Mechanism, dpsgd, tra
 from dpsgd.audit.audit import audit_program
 from dpsgd.core.state import defer_noise
 from dpsgd.engine import feed
+from dpsgd.engine.copies import hosted, on_one_device, placement_mismatch
 from dpsgd.engine.feed import Layout
-from dpsgd.engine.placement import AXIS, Placement, hosted, on_one_device, placement_mismatch
+from dpsgd.engine.placement import AXIS, Placement
 from dpsgd.engine.programs import program
 from dpsgd.engine.step import flush_program
 from dpsgd.noise.keys import RootKey

@@ -14,7 +14,7 @@ from dpsgd import Mechanism
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import queries
 from dpsgd.engine.queries import Refinement, read_rows, refine
-from dpsgd.runs.task import arrays_digest
+from dpsgd.engine.sources import arrays_digest
 from samplers import BallsAndBins, Poisson
 from tests.dpsgd.mixing import shared
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpsgd.core import gaussian as noise
-from dpsgd.core import philox
+from dpsgd.core import normals, philox
 from dpsgd.core.gaussian import add_gaussian_noise, grid, standard_normal
 from dpsgd.core.philox import Coordinates, StepKey
 from dpsgd.noise.keys import RootKey
@@ -115,7 +115,7 @@ def test_radius_is_right_at_both_ends_and_every_scale():
             pairs += [(value >> 32, value & top), (top - (value >> 32), top - (value & top))]
     pairs += rng.integers(0, 2**32, (300, 2)).tolist()
     high, low = np.array(pairs, np.uint64).astype(np.uint32).T
-    result = np.asarray(jax.jit(noise._radius)(high, low))
+    result = np.asarray(jax.jit(normals.radius)(high, low))
     for first, second, radius in zip(high, low, result, strict=True):
         assert abs(float(radius) / exact_radius(first, second) - 1) < 3e-7
 
@@ -123,7 +123,9 @@ def test_radius_is_right_at_both_ends_and_every_scale():
 def test_the_angle_is_right_to_float32_everywhere():
     rng = np.random.default_rng(3)
     word = np.r_[np.arange(-5, 6), 2**31 - 1, -(2**31), rng.integers(-(2**31), 2**31, 1000)]
-    result = np.asarray(noise._half_circle_sine(jnp.asarray(word.astype(np.int32).view(np.uint32))))
+    result = np.asarray(
+        normals.half_circle_sine(jnp.asarray(word.astype(np.int32).view(np.uint32)))
+    )
     exact = np.sin(np.pi * (word + 0.5) / 2**32)
     np.testing.assert_allclose(result, exact, rtol=3e-7)
 
