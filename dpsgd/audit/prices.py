@@ -55,13 +55,13 @@ def price_check(
     """
     details = []
     for sampler, sigma in runs:
-        run, (part, inner) = range(sampler.num_steps), _partial(sampler)
+        run, (segment, inner) = range(sampler.num_steps), _partial(sampler)
         proved = Noise.privacy(noise, sampler, sigma)
         costs = {
             "a run": (noise.privacy(sampler, sigma), proved),
             "a run as one segment": (noise.privacy_of(sampler, sigma, [run]), proved),
         }
-        for segments in ([run, run], [part], [inner]):
+        for segments in ([run, run], [segment], [inner]):
             name = "two segments" if segments[1:] else f"the segment {segments[0]}"
             costs[name] = (
                 noise.privacy_of(sampler, sigma, segments),
@@ -87,20 +87,24 @@ def cost_checks(
       noise_multiplier: Noise multiplier of the costs.
       delta: Delta of the costs.
     """
-    sigma, run, (part, inner) = noise_multiplier, range(sampler.num_steps), _partial(sampler)
+    sigma, run, (segment, inner) = noise_multiplier, range(sampler.num_steps), _partial(sampler)
     profiles = [sampler.privacy(sigma), sampler.privacy(2 * sigma)]
-    profiles += [sampler.privacy_of(sigma, some) for some in ([part], [inner], [run], [run, run])]
-    costs = full_run, quiet, short, long, once, twice = [each.epsilon(delta) for each in profiles]
+    profiles += [
+        sampler.privacy_of(sigma, steps) for steps in ([segment], [inner], [run], [run, run])
+    ]
+    costs = full_run, quiet, short, long, once, twice = [
+        profile.epsilon(delta) for profile in profiles
+    ]
     proved = all(0 <= cost.lower <= cost.upper and cost.confidence == 1 for cost in costs)
     falls, grows = quiet.upper <= _above(full_run), full_run.lower <= once.upper <= _above(twice)
-    least = _least_cost(sampler, sigma, part, delta)
+    least = _least_cost(sampler, sigma, segment, delta)
     grows &= least.lower <= short.upper <= _above(long) and long.lower <= once.upper
     return [
         CheckResult("its costs are proved intervals", proved, f"{full_run}"),
         CheckResult("its cost falls with more noise", falls, f"{full_run}, then {quiet}"),
         CheckResult(
             "its cost grows with the steps", grows,
-            f"at least {least}: {part} {short}, {inner} {long}, {run} {once}, twice {twice}",
+            f"at least {least}: {segment} {short}, {inner} {long}, {run} {once}, twice {twice}",
         ),
     ]  # fmt: skip
 
@@ -112,7 +116,7 @@ def _partial(sampler: BatchSampler) -> tuple[range, range]:
     return range(third, third + max(1, third)), range(third, last)
 
 
-def _least_cost(sampler: BatchSampler, sigma: float, part: range, delta: float) -> Bound:
+def _least_cost(sampler: BatchSampler, sigma: float, segment: range, delta: float) -> Bound:
     """Bounds the cost of a part of an epoch: of its likeliest example, beside zero gradients.
 
     The sampler's law has that example's rate; steps of an epoch that has each example once count
@@ -121,8 +125,8 @@ def _least_cost(sampler: BatchSampler, sigma: float, part: range, delta: float) 
     if (law := stated_law(sampler)) is None:
         return Bound(0.0, 0.0)
     examples = np.arange(min(sampler.num_examples, _EXAMPLES))
-    rates = law.rate(examples[:, None], np.array(part))
-    rates = np.broadcast_to(rates, (examples.size, len(part)))
+    rates = law.rate(examples[:, None], np.array(segment))
+    rates = np.broadcast_to(rates, (examples.size, len(segment)))
     rate = float(rates.max())
     steps = 1 if law.once else int((rates == rate).sum(axis=1).max())
     if isinstance(sampler, CappedBatchSampler) and sampler.truncates:
