@@ -144,6 +144,7 @@ def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
     lazy = dataclasses.replace(spec, tables=Lazy(**vars(tables)))
     if not (why := str(conflict_of(lazy) or "")):
         lazy = _recommended(lazy, task, population)
+        build_sampler(dataclasses.replace(lazy, tables=Dense()), population)  # whatever the tables
         try:
             count, looked_up = _table_sizes(lazy, task, rows)
         except ValueError as error:
