@@ -16,8 +16,8 @@ from accounting import Bound, PrivacyProfile, calibrate, epsilon
 from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.noise import Independent, Noise
 from dpsgd.runs.mechanism import LowerEnd, build_sampler
-from dpsgd.runs.recommendation import RecommendationRequest
 from dpsgd.runs.records import build
+from dpsgd.runs.resolve import request_of
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import settled
 from experiments.cli.tasks import load_kind
@@ -26,7 +26,7 @@ from experiments.processes import each
 from experiments.results.points import collect, ends
 from experiments.tasks.clicks.task import Clicks
 from samplers import BatchSampler, Population
-from samplers.settings import settings_of
+from samplers.settings import SETTINGS, settings_of
 
 MONTE_CARLO = "balls-and-bins, Monte Carlo"
 
@@ -225,8 +225,9 @@ def sweep_file(
     """Returns the file of the sweep, as TOML.
 
     All runs have one model, learning rate and clipping norm: those that `dpsgd train` chooses for
-    the number of rows and the largest epsilon, or epsilon 1 at given noise. At equal privacy,
-    samplers whose noise is known between two bounds are trained at both.
+    the optimizer, the number of rows and the largest epsilon, or epsilon 1 at given noise; a
+    learning rate of `grid` replaces it. At equal privacy, samplers whose noise is known between two
+    bounds are trained at both.
 
     Args:
       store: Store of clicks to train on.
@@ -237,18 +238,17 @@ def sweep_file(
     """
     axis, xs = next(iter(grid.items()))
     equal_privacy = axis == "target_epsilon"
-    request = RecommendationRequest(
-        Clicks(store).num_examples,
-        delta,
-        target_epsilon=max(xs) if equal_privacy else 1.0,
-        batch_size=grid["batch_size"],
-        epochs=grid["epochs"],
-    )
+    sizes = {name: grid[name] for name in ("batch_size", "epochs")}
+    options = {name: grid[name][0] for name in grid.keys() - {axis, "sampler", *sizes}}
+    options["target_epsilon"] = max(xs) if equal_privacy else 1.0
+    spec = RunSpec.of(SETTINGS["shuffle"](**sizes), target_delta=delta, **options)
+    population = Population(Clicks(store).num_examples)
+    request = dataclasses.replace(request_of(spec, population), **sizes)
     task, _ = settled(Clicks(store), request)
     settings = task.recommend(request)
     title = f"Samplers at equal {'privacy' if equal_privacy else 'noise'}"
     rates = {"learning_rate": settings.learning_rate, "l2_clip_norm": settings.l2_clip_norm}
-    grids = [{"title": f"{title}, model {task.model}", "x": axis, **grid, **rates}]
+    grids = [{"title": f"{title}, model {task.model}", "x": axis, **rates, **grid}]
     wide = set(points.filter(pl.col("upper") > WIDE * pl.col("lower"))["curve"])
     ambiguous = [entry for entry in grid["sampler"] if entry["name"] in wide]
     if equal_privacy and ambiguous:

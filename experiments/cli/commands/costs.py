@@ -22,7 +22,7 @@ from experiments.cli.questions.about_runs import OfSizes
 from experiments.cli.questions.costs import Calibrate, Compare, Epsilon
 from experiments.cli.questions.directories import Ledger
 from experiments.papers import episodic
-from samplers import Multistage
+from samplers import BatchSampler, Multistage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,19 @@ def _segment(question: OfSizes) -> tuple[Segment, float]:
     population = question.population()
     run = resolved(question.spec.but(l2_clip_norm=1.0), population)
     sampler = run.mechanism.sampler
+    _check_price(run.mechanism.noise, [(sampler, run.mechanism.noise_multiplier)])
     return Segment(run.mechanism, unit=sampler.protected_unit(population)), run.delta
+
+
+def _check_price(noise: Noise, runs: list[tuple[BatchSampler, float]]) -> None:
+    """Raises ValueError if an own noise states less than its cost, as the audit of a run does."""
+    kind = type(noise)
+    if (kind.privacy, kind.privacy_of) == (Noise.privacy, Noise.privacy_of):
+        return
+    from dpsgd.audit.prices import price_check  # imports JAX
+
+    if not (check := price_check(noise, runs)).passed:
+        raise ValueError(f"{check.name}, but {noise} states less: {check.detail}")
 
 
 def epsilon(question: Epsilon) -> None:
@@ -100,6 +112,9 @@ def compare(question: Compare) -> None:
             measure, corner = "epsilon", "sigma"
             xs, bounds = question.noise_multiplier, comparison.epsilons
         points = comparison.curves(profiles, xs, delta, console.progress, bounds)
+        noises = "upper" if equal_privacy else "x"
+        pairs = [(samplers[row["curve"]], row[noises]) for row in points.to_dicts()]
+        _check_price(noise, pairs)
         terms = f"at delta {format_delta(delta)} ({comparison.TERMS})"
         console.line(f"{measure} [lower, upper] {terms}")
         console.table(*pivot(points.to_dicts(), corner=corner))

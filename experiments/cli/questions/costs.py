@@ -117,7 +117,7 @@ class Compare(Drawn):
 
     @classmethod
     def _offered(cls) -> dict[str, Any]:
-        return run_options(*OWN)
+        return run_options(*OWN, "learning_rate")
 
     def check(self) -> None:
         """Refuses impossible runs and figures."""
@@ -135,9 +135,11 @@ class Compare(Drawn):
             raise ValueError("--noise-multiplier needs at least one number")
         if self.target_epsilon and self.noise_multiplier != type(self).noise_multiplier:
             raise ValueError("give --noise-multiplier or --target-epsilon, not both")
-        if self.train is None and (unpriced := self.run_settings.keys() - {"noise"}):
+        unpriced = self.run_settings.keys() - {"noise"}
+        if self.train is None and (flag := min(unpriced, default="")):
             raise ValueError(
-                f"--{min(unpriced)} changes no privacy cost; leave it out, or pass --train STORE"
+                f"--{flag.replace('_', '-')} changes no privacy cost; leave it out, or pass "
+                "--train STORE"
             )
         for name in self.sampler:
             settings_of(load_kind("sampler", name))

@@ -6,9 +6,14 @@ import statistics
 import polars as pl
 import pytest
 
+from dpsgd.runs.resolve import choose
+from dpsgd.runs.spec import RunSpec
+from dpsgd.runs.task import rows_of
 from experiments.figures import comparison
 from experiments.figures.comparison import sweep_file
 from experiments.sweeps.config import Sweep
+from experiments.tasks.clicks.task import Clicks
+from samplers.settings import SETTINGS
 
 GRID = {"sampler": [{"name": "shuffle"}, {"name": "poisson"}], "batch_size": 40, "epochs": 1}
 POINTS = pl.DataFrame({"curve": ["shuffle", "poisson"], "lower": [1.0, 0.9], "upper": [1.2, 0.901]})
@@ -25,6 +30,20 @@ def test_both_ends_are_trained_where_noise_is_uncertain(axis, store):
     expected = [[{"name": "shuffle"}]] if axis == "target_epsilon" else []
     assert [grid.axes["sampler"] for grid in optimistic] == expected
     assert all(grid.axes["optimistic"] for grid in optimistic)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_compare_trains_each_optimizer_at_the_rate_of_train(optimizer, store):
+    grid = {"target_epsilon": (3.0,), **GRID, "optimizer": [optimizer]}
+    sweep = Sweep.parse(sweep_file(store, POINTS, grid, 1e-4, 1), "compare")
+    task = Clicks(store, model=sweep.task["model"])
+    asked = {"target_epsilon": 3.0, "target_delta": 1e-4, "optimizer": optimizer}
+    spec = RunSpec.of(SETTINGS["shuffle"](batch_size=40, epochs=1), **asked)
+    trained, _ = choose(spec, task, rows_of(task))
+    assert sweep.grid[0].axes["learning_rate"] == trained.optimizer.learning_rate
+    assert sweep.grid[0].axes["l2_clip_norm"] == trained.l2_clip_norm
+    given = sweep_file(store, POINTS, {**grid, "learning_rate": [0.25]}, 1e-4, 1)
+    assert Sweep.parse(given, "compare").grid[0].axes["learning_rate"] == [0.25]
 
 
 @pytest.mark.long
