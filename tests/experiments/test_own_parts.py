@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from accounting import PoissonProfile, UserPoissonProfile, epsilon
 from dpsgd.runs.spec import OWN, Lazy, RunSpec
 from dpsgd.runs.support import conflict_of
 from experiments.sweeps import engine
@@ -20,12 +21,17 @@ import optax
 
 from dpsgd import BandedToeplitz, Independent, Noise, Optimizer
 from dpsgd.gradients.rules import FlatClipping
-from samplers import Poisson
+from samplers import Poisson, UserPoisson
 
 
 @dataclass(frozen=True)
 class Batches(Poisson):
     '''Poisson batches by another name.'''
+
+
+@dataclass(frozen=True)
+class Users(UserPoisson):
+    '''Poisson batches of users' rows by another name.'''
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,12 @@ class Growing(Optimizer):
     def transformation(self, step_size):
         STARTS.append(0)
         return optax.trace(0.9, accumulator_dtype=None if len(STARTS) % 2 else "bfloat16")
+
+
+@dataclass(frozen=True)
+class Cheap(Independent):
+    def privacy(self, sampler, noise_multiplier):
+        return super().privacy(sampler, 2 * noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -174,6 +186,13 @@ def test_a_command_answers_alike_for_an_own_part(name, kind, command, monkeypatc
     ]
     common = [[word for word in answer if word not in answers[0]] for answer in answers]
     assert answers[0] == answers[1] or (name == "audit" and "FAIL" not in common[1])
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("audit", "train")])
+def test_no_command_prints_a_price_below_that_of_the_noise(name, command, monkeypatch):
+    monkeypatch.setattr("experiments.figures.comparison.each", map)
+    line = command.refuses(*words_of(name, "noise", "own_parts:Cheap").split())
+    assert "the cost of a noise is proved" in line
 
 
 @pytest.mark.parametrize("kind", OWN)
@@ -310,6 +329,70 @@ def test_a_run_of_own_parts_is_resumed_priced_and_read(command, tmp_path):
         command(*words.split(), "--trust", "own_parts")
     assert "own_parts:Steps b1-0.5" in (tmp_path / "t.csv").read_text()
     assert "Whole, share=0.5" in (tmp_path / "run" / "report.md").read_text()
+
+
+USERS = "--sampler own_parts:Users --max-contributions 2"
+MEETINGS = {
+    "rows": ("--sampler own_parts:Batches --noise own_parts:Fresh --model linear", "example"),
+    "users, dot": (f"{USERS} --noise own_parts:Fresh --interaction dot --optimizer adamw", "user"),
+    "users, cross, lazy": (f"{USERS} --interaction cross --tables lazy", "user"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("words", "unit"), MEETINGS.values(), ids=MEETINGS)
+def test_own_parts_meet_at_the_price_of_their_sampler(words, unit, command, tmp_path):
+    rows = [f"{i % 3 // 2},{i},item {i % 7},user {i % 90}" for i in range(600)]
+    (tmp_path / "t.csv").write_text("\n".join(["y,row,item,who", *rows]) + "\n")
+    columns = "--label y --numbers row --bounds row=0:600 --categories item --user who"
+    command("prepare", "csv", "t.csv", "store", *columns.split())
+    own = "--clipping own_parts:Whole --batch-size 16 --epochs 1 --noise-multiplier 2 --out run"
+    if "--optimizer" not in words:
+        own += " --optimizer own_parts:Steps --learning-rate 0.01"
+    command("train", "store", *words.split(), *own.split())
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    count, steps = report["num_examples"], report["num_steps"]
+    law = UserPoissonProfile(2.0, steps, 16 / count, 2)
+    if unit == "example":
+        law = PoissonProfile(2.0, 16 / count, steps)
+    price = epsilon(law, report["delta"])
+    # Truncated batches cost a little of delta.
+    assert price.lower <= report["epsilon_upper"] <= 1.02 * price.upper
+    assert report["unit"] == unit
+    assert report["audit"].startswith("passed: the compiled program and the draws")
+
+
+@pytest.mark.long
+def test_compare_trains_own_parts_beside_the_packages_own(command, store, tmp_path):
+    words = f"compare --train {store} --out out --noise-multiplier 2 --repetitions 1"
+    words += " --sampler own_parts:Batches poisson --batch-size 40 --learning-rate 0.02"
+    for kind in OWN:
+        words += f" --{kind} own_parts:{KINDS[kind][0]}"
+    command(*words.split())
+    runs = [path.parent for path in (tmp_path / "out").glob("runs/*/report.json")]
+    reports = [json.loads((run / "report.json").read_text()) for run in runs]
+    assert {report["sampler"] for report in reports} == {"own_parts:Batches", "poisson"}
+    assert len({report["epsilon_upper"] for report in reports}) == 1
+    for run, report in zip(runs, reports, strict=True):
+        assert report["audit"].startswith("passed: the compiled program and the draws")
+        config = json.loads((run / "config.json").read_text())
+        assert config["learning_rate"] == 0.02
+        assert [config[kind]["name"] for kind in OWN] == [f"own_parts:{KINDS[k][0]}" for k in OWN]
+
+
+@pytest.mark.long
+def test_an_own_rule_that_changes_is_audited_again_at_resume(command, tmp_path):
+    command("prepare", "synthetic", "store", "--num-rows", "800")
+    words = words_of("train", "clipping", "own_parts:Whole")
+    command(*words.split(), "--model", "linear", "--begin")
+    sys.modules.pop("own_parts")
+    unbounded = PROGRAM.replace("[0], l2_clip_norm,", "[0], 2 * l2_clip_norm,")
+    assert unbounded != PROGRAM
+    (tmp_path / "own_parts.py").write_text(unbounded)
+    assert "audit" in command.refuses("resume", "run").lower()
+    sys.modules.pop("own_parts")
+    (tmp_path / "own_parts.py").write_text(PROGRAM)
+    assert "audit: passed" in command("resume", "run")
 
 
 def test_a_ledger_names_a_noise_by_its_class_and_not_its_base(module):
