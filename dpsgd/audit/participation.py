@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from dpsgd.audit.subsets import Draw, Subsets, binomial
+from dpsgd.audit.subsets import Draw, RatedSubsets, Subsets, binomial
 from samplers import BatchSampler
 from samplers.row_law import IndependentRows, RowLaw
 from samplers.shards import Shards
@@ -22,7 +22,7 @@ _PAIRED = 32  # draws that are compared in pairs
 _GROUPS = 64  # groups of examples and of steps
 _COARSE = 8  # groups of steps of two orders that are compared
 _QUANTILES = 0.02, 0.17, 0.5, 0.83, 0.98  # quantiles of batch sizes
-_CELLS = 2**22
+_CELLS = 2**22  # rates of examples by step, about
 
 
 def law_seed(number: int) -> int:
@@ -67,9 +67,15 @@ class RowTests:
         self._draws = [self._draw(*pair) for pair in pairs]
 
     def _chosen(self) -> np.ndarray:
-        """Returns the counted examples: both ends of the first and last chunk, if many."""
+        """Returns the counted examples: both ends of the first and last chunk, if many.
+
+        Few are counted in many steps, where each example may have rates of its own.
+        """
         sampler, n = self._sampler, self._sampler.num_examples
-        most = max(64, int(_EACH * n / self._each))
+        most = int(_EACH * n / self._each)
+        if not isinstance(self._law, IndependentRows):
+            most = min(most, _CELLS // self._length)
+        most = max(64, most)
         if n <= most:
             return np.arange(n)
         ranges = [sampler.chunk_range(chunk) for chunk in {0, sampler.num_chunks - 1}]
@@ -100,12 +106,9 @@ class RowTests:
 
     @cached_property
     def _rates(self) -> np.ndarray:
-        """Probability of each entry: float64[examples, T].
-
-        float64[1, T] if all examples have equal rates, or the table would be large.
-        """
+        """Probability of each entry: float64[examples, T], or [1, T] of independent equal rows."""
         steps = np.arange(self._length)
-        same = isinstance(self._law, IndependentRows) or self._size * steps.size > _CELLS
+        same = isinstance(self._law, IndependentRows)
         examples = self._watched[:1] if same else self._watched
         rates = self._law.rate(examples[:, None], steps[None])
         return np.broadcast_to(rates, (examples.size, steps.size))
@@ -114,7 +117,7 @@ class RowTests:
         """Yields the name and the p-values of each check."""
         yield "examples and steps are drawn at the rates of the law", [*self._shares()]
         yield "no example returns to a step more often than by chance", [self._returns()]
-        if self._law.independent:
+        if self._law.independent and np.ptp(self._rates) == 0:
             yield "batch sizes vary as the law says", [self._sizes()]
         yield from self._joint_pvalues([*self._subsets(self._draws)])
 
@@ -128,12 +131,15 @@ class RowTests:
         yield name, [*itertools.chain.from_iterable(together)]
 
     def _subsets(self, draws: list[Draw]) -> Iterator[Subsets]:
-        """Yields the subsets that steps take of a chunk's examples of one shard and equal rates."""
+        """Yields the subsets that steps take of a chunk's examples of one shard and equal rates.
+
+        If rates differ within a shard, yields the subsets of all counted examples, too.
+        """
         shards = Shards(self._sampler.num_examples, self._sampler.num_shards)
-        kinds = np.zeros(self._size, np.int64)
+        kinds, shard = np.zeros(self._size, np.int64), shards.shard_of(self._watched)
         if len(self._rates) > 1:
             kinds = np.unique(self._rates, axis=0, return_inverse=True)[1].ravel()
-        kinds = kinds * self._sampler.num_shards + shards.shard_of(self._watched)
+        kinds = kinds * self._sampler.num_shards + shard
         kind, rank = _ranked(self._watched // len(self._sampler.chunk_range(0)), kinds)
         num_kinds = int(kind.max()) + 1
         number, examples = _entries(draws)
@@ -141,6 +147,10 @@ class RowTests:
         sizes = np.tile(np.bincount(kind), self._length)
         group = steps * num_kinds + kind[examples]
         yield Subsets(draws, (number, group, rank[examples]), sizes, num_kinds)
+        law = self._law
+        if np.unique(kinds).size > np.unique(shard).size and (law.independent or not law.once):
+            entries = number, steps, examples
+            yield RatedSubsets(draws, entries, self._rates.T, two_sided=law.independent)
 
     def _shares(self) -> Iterator[Any]:
         """Yields p-values of counts over groups of examples and of steps."""
@@ -203,8 +213,11 @@ class RowTests:
         trials, times = self._size * len(self._draws), np.arange(1, 4)
         counts = [np.bincount(draw.examples, minlength=self._size) for draw in self._draws]
         observed = np.sum([[np.count_nonzero(x >= k) for k in times] for x in counts], axis=0)
-        chance = stats.binom.sf(times - 1, self._length, float(self._rates.mean()))
-        return binomial(observed, trials, chance)
+        fewer = np.zeros((3, len(self._rates)))  # probability of 0, 1 and 2 participations
+        fewer[0] = 1
+        for rate in self._rates.T:
+            fewer += rate * (np.concatenate([0 * fewer[:1], fewer[:-1]]) - fewer)
+        return binomial(observed, trials, 1 - np.cumsum(fewer.mean(axis=1)))
 
     def _keys(self, draw: Draw) -> np.ndarray:
         return draw.examples * self._length + draw.steps
@@ -293,27 +306,42 @@ class UnitTests(RowTests):
             parents[-1][child] = parent
         return parents
 
-    @cached_property
-    def _siblings(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Group of exchangeable siblings of each unit and example, and its rank there, by level.
-
-        If examples are independent, a drawn unit may have none in the batch, and siblings are
-        exchangeable only if their subtrees have equal sizes.
-        """
-        kinds: list[np.ndarray] = [np.zeros(self._size)]
-        for parent in self._parents[:0:-1]:
-            alike = self._law.leaf_probability is None
-            kinds.append(np.bincount(parent, 0 * kinds[-1] if alike else np.sin(kinds[-1] + 1)))
-        return [_ranked(*pair) for pair in zip(self._parents, reversed(kinds), strict=True)]
-
     def _subsets(self, draws: list[Draw]) -> Iterator[Subsets]:
-        """Yields the subsets of siblings that draws take, level by level."""
+        """Yields the subsets of exchangeable siblings that draws take, level by level.
+
+        If examples are independent, a drawn unit may have none in the batch. Units are exchangeable
+        if equally many examples of each are counted: as many as the smallest has, and again as a
+        unit of median size has, without smaller ones.
+        """
         units: Any = self._law.units
+        last, sizes = len(units), np.bincount(units[-1])
+        rank = _ranked(units[-1], 0 * units[-1])[1]
+        for level in range(last + 1):
+            if level == last or self._law.leaf_probability is None:
+                yield self._children(draws, level, rank >= 0)
+                continue
+            counted = {int(sizes.min())}
+            counted |= {int(np.median(sizes))} if level == last - 1 else set()
+            for most in sorted(counted):
+                yield self._children(draws, level, (rank < most) & (sizes[units[-1]] >= most))
+
+    def _children(self, draws: list[Draw], level: int, is_counted: np.ndarray) -> Subsets:
+        """Returns the subsets that draws take of the children of units above a level.
+
+        Args:
+          draws: Draws.
+          level: Level of the children, from 0; the last is that of examples.
+          is_counted: True for examples that are counted; bool[examples].
+        """
+        units: Any = self._law.units
+        child = [*units, np.arange(self._size)][level]
+        has_counted = np.zeros(self._parents[level].size, np.int64)
+        has_counted[child[is_counted]] = 1
+        group, rank = _ranked(self._parents[level], has_counted)
         number, examples = _entries(draws)
-        paths = *units, np.arange(self._size)
-        for path, (group, rank) in zip(paths, self._siblings, strict=True):
-            child, sizes = path[examples], np.bincount(group)
-            yield Subsets(draws, (number, group[child], rank[child]), sizes, sizes.size)
+        number, child = number[is_counted[examples]], child[examples[is_counted[examples]]]
+        sizes = np.bincount(group)
+        return Subsets(draws, (number, group[child], rank[child]), sizes, sizes.size)
 
     def _unit_shares(self) -> Iterator[Any]:
         """Yields p-values of participations of units and of examples."""
@@ -327,7 +355,10 @@ class UnitTests(RowTests):
             yield np.minimum(1.0, 2 * above)
         count = np.bincount(np.concatenate([d.examples for d in self._draws]), minlength=self._size)
         yield binomial(count, num_draws, law.rate(np.arange(self._size), 0))
-        *_, innermost, leaves = levels = [*self._subsets(self._draws)]
+        everyone = np.ones(self._size, bool)
+        *_, innermost, leaves = levels = [
+            self._children(self._draws, level, everyone) for level in range(len(law.units) + 1)
+        ]
         for subsets, drawn in zip(levels, law.draws, strict=False):
             exact = law.leaf_probability is None
             yield float(np.all(subsets.count == drawn if exact else subsets.count <= drawn))

@@ -137,10 +137,14 @@ class Subsets:
         ]
         pairs.append([(0, d.epoch) if d.seed else (-1, 0) for d in self._draws])
         for later in pairs if self._block.size else []:
-            draw = np.array([number.get(pair, -1) for pair in later])[self._draw]
-            block = np.where(draw < 0, -1, draw * self._sizes.size + self._group)
-            place = np.minimum(np.searchsorted(self._block, block), self._block.size - 1)
-            yield from self._shared(np.where(self._block[place] == block, place, -1))
+            yield from self._repeated(np.array([number.get(pair, -1) for pair in later]))
+
+    def _repeated(self, later: np.ndarray) -> Iterator[Any]:
+        """Yields p-values of members that draws share with other draws (-1 is none)."""
+        draw = later[self._draw]
+        block = np.where(draw < 0, -1, draw * self._sizes.size + self._group)
+        place = np.minimum(np.searchsorted(self._block, block), self._block.size - 1)
+        yield from self._shared(np.where(self._block[place] == block, place, -1))
 
     def halves(self, probability: float) -> Iterator[Any]:
         """Yields p-values of independent members of half of each group.
@@ -173,6 +177,74 @@ class Subsets:
         keys = subset * self._width + rank
         place = np.minimum(np.searchsorted(self._keys, keys), self._keys.size - 1)
         return self._keys[place] == keys
+
+
+class RatedSubsets(Subsets):
+    """Subsets of members that take part at different rates, negatively associated.
+
+    The size of such a subset says which members are likely. Pairs and repetitions are compared with
+    the rates, whatever the sizes are; two members are together at most as often as if independent.
+    """
+
+    def __init__(
+        self,
+        draws: list[Draw],
+        entries: tuple[np.ndarray, np.ndarray, np.ndarray],
+        rates: np.ndarray,
+        *,
+        two_sided: bool,
+    ):
+        """Divides entries into subsets.
+
+        Args:
+          draws: Draws.
+          entries: Draw, group and rank of each entry: int64[entries].
+          rates: Rate of each member: float64[groups, members].
+          two_sided: True if members are independent, so that too few pairs are a fault, too.
+        """
+        super().__init__(draws, entries, np.full(len(rates), rates.shape[1]), 1)
+        self._rates, self._two_sided = rates, two_sided
+
+    def pairs(self) -> Iterator[Any]:
+        """Yields p-values of member pairs at distances 2^k."""
+        members = np.arange(self._rates.shape[1])
+        for distance in (2**k for k in range((members.size - 1).bit_length())):
+            for shift in (0, distance):
+                is_first = ((members + shift) & distance == 0) & (members + distance < members.size)
+                first = members[is_first]
+                chance = np.sum(self._rates[:, first] * self._rates[:, first + distance])
+                subset, rank = (x[is_first[self.rank]] for x in (self.subset, self.rank))
+                count: Any = np.count_nonzero(self._holds(subset, rank + distance))
+                expected, trials = len(self._draws) * chance, len(self._draws) * first.size
+                count = count if self._two_sided else max(count, int(expected))
+                trials *= len(self._rates)
+                yield binomial(count, trials, _ratio(expected, trials))
+
+    def neighbours(self) -> Iterator[Any]:
+        """Yields nothing: all members of a step are in one group."""
+        return iter(())
+
+    def _repeated(self, later: np.ndarray) -> Iterator[Any]:
+        """Yields p-values of members that draws share, by draw and in disjoint pairs of draws."""
+        draw, group = (x[self.subset] for x in (self._draw, self._group))
+        place = np.searchsorted(self._block, later[draw] * self._sizes.size + group)
+        place = np.minimum(place, self._block.size - 1)
+        same = self._block[place] == later[draw] * self._sizes.size + group
+        is_trial = later[draw] >= 0
+        weights = (same & self._holds(place, self.rank), None, self._rates[group, self.rank])
+        count, trials, expected = (
+            np.bincount(draw[is_trial], w if w is None else w[is_trial], later.size)
+            for w in weights
+        )
+        yield binomial(count, trials, _ratio(expected, trials))
+        is_second = np.zeros(later.size, bool)
+        for number, other in enumerate(later):
+            if other > number:
+                is_second[other] = not is_second[number]
+        for firsts in (is_second, ~is_second):
+            chosen = firsts & (later > np.arange(later.size))
+            total = [x[chosen].sum() for x in (count, trials, expected)]
+            yield binomial(total[0], total[1], _ratio(total[2], total[1]))
 
 
 def _ratio(numerator: Any, denominator: Any) -> Any:

@@ -7,13 +7,61 @@ import numpy as np
 from planting import after, before
 
 from samplers import (
+    EpochSampler,
     Multistage,
     Participations,
     Poisson,
     Shuffle,
     UnitTree,
 )
+from samplers.episodes import descend
 from samplers.plans import EpochPlan
+from samplers.row_law import RowLaw
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class OwnRates(RowLaw):
+    """Example i takes part in each step with probability rates[i], independently."""
+
+    rates: np.ndarray
+
+    def rate(self, examples, steps):
+        return np.broadcast_arrays(self.rates[examples], steps)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Unequal(EpochSampler):
+    """No two examples have the same rate."""
+
+    @property
+    def rates(self):
+        return self.batch_size / self.num_examples * np.linspace(0.5, 1.5, self.num_examples)
+
+    @property
+    def padded_batch_size(self):
+        return self.num_examples
+
+    def privacy(self, noise_multiplier):
+        raise NotImplementedError
+
+    def row_law(self):
+        return OwnRates(
+            steps_per_epoch=self.steps_per_epoch,
+            epochs=self.epochs,
+            once=False,
+            independent=True,
+            rates=self.rates,
+        )
+
+    def uniforms(self, seed, epoch, chunk):
+        rng = np.random.default_rng([seed % 2**128, epoch, chunk])
+        return rng.random((self.steps_per_epoch, len(self.chunk_range(chunk))))
+
+    def participations(self, seed, epoch, chunk):
+        rows = self.chunk_range(chunk)
+        drawn = self.uniforms(seed, epoch, chunk) < self.rates[rows.start : rows.stop]
+        steps, examples = np.nonzero(drawn)
+        return Participations((rows.start + examples).astype(np.int32), steps.astype(np.int32))
 
 
 def faulty(name, sampler):
@@ -250,6 +298,38 @@ def in_pairs(sizes, draws, apart):
     return {"members": lambda sound: members}
 
 
+def of_shops(draw):
+    """`draw(self, seed, step)` gives the shops, and their examples take part independently."""
+
+    def members(self, seed, step):
+        shops, rng = draw(self, seed, step), np.random.default_rng([seed % 2**128, step])
+        examples = np.flatnonzero(np.isin(self.row_law().units[0], shops))
+        return examples[rng.random(examples.size) < self.sampling_prob].astype(np.int32)
+
+    return {"members": lambda sound: members}
+
+
+def shops_by_two(self, seed, step):
+    return descend(self.drawn_tree, self.draws, seed, step // 2)[0]
+
+
+def shops_in_pairs(self, seed, step):
+    pairs = UnitTree.even((len(self.drawn_tree.starts[1]) // 2, 1), ("pair",))
+    first = 2 * descend(pairs, (self.draws[0] // 2,), seed, step)[0]
+    return np.concatenate([first, first + 1])
+
+
+def nine_tenths_again(sound):
+    """Most entries of every second epoch are those of the epoch before."""
+
+    def faulty(self, seed, epoch, chunk):
+        fresh, before = (sound(self, seed, e, chunk) for e in (epoch, epoch - epoch % 2))
+        is_kept = np.random.default_rng([seed % 2**128, epoch, chunk, 1]).random(fresh.shape) < 0.9
+        return np.where(is_kept, before, fresh)
+
+    return faulty
+
+
 def neighbours_shuffled(sound):
     """Whole blocks of two neighbours change places."""
 
@@ -422,6 +502,11 @@ FAULTS = {
     "PairsOfAShelf": in_pairs((20, 4, 4), (10, 2, 2), 1),
     "OneShelfForTwo": other_draws(lambda shops, *_: (shops, 1, 8)),
     "PairsOfShops": in_pairs((10, 4, 8), (2, 2, 4), 32),
+    "ShopsBy2Steps": of_shops(shops_by_two),
+    "ShopsInPairs": of_shops(shops_in_pairs),
+    # rates of each example's own
+    "RowsInPairs": {"uniforms": after(lambda found: np.repeat(found[:, ::2], 2, axis=1))},
+    "NineTenthsAgain": {"uniforms": nine_tenths_again},
     # cuts and passes
     "CapNotKept": {"passes": lambda sound: lambda self, members, seed, step, shard=0: [members]},
     "CutTooShort": passes(lambda found: [part[:-1] for part in found]),
