@@ -222,11 +222,11 @@ class Window(NamedTuple):
         other atoms' z alone errs, and the power's own atom at the place of all of these is exact.
         """
         size, tilted_step = self.size, self.step * self.tilt
-        relative = 8.0 * ROUNDING * math.log2(size)
-        exponent = np.zeros(size // 2 + 1, np.complex128)
-        magnitude, log_bound = np.zeros(exponent.size), np.zeros(exponent.size)
+        fft_error = 8.0 * ROUNDING * math.log2(size)
+        log_power = np.zeros(size // 2 + 1, np.complex128)
+        log_sizes, log_bound = np.zeros(log_power.size), np.zeros(log_power.size)
         log_unit = log_atom = rounding = 0.0
-        place, apart, errors = 0, True, list[tuple[float, Floats]]()
+        atom_index, all_apart, law_errors = 0, True, list[tuple[float, Floats]]()
         for mass, count in masses:
             tilts = np.arange(mass.size) * tilted_step
             weight, log_sum = tilted(mass, tilts)
@@ -234,35 +234,41 @@ class Window(NamedTuple):
             log_mass = np.abs(np.log(mass[mass > 0.0])).max(initial=0.0)
             roundings = 2.0 * log_mass + 3.0 * abs(float(tilts[-1])) + 2.0 * abs(log_sum) + 80.0
             rounding += count * ROUNDING * float(roundings)
-            most = int(np.argmax(weight))
-            atom, large = float(weight[most]), bool(weight[most] > 0.5)
-            if large:
-                weight[most] = 0.0
-                log_atom += count * math.log(atom)
-            place, apart, scale = place + count * most, apart and large, atom if large else 1.0
-            weight = np.roll(np.append(weight, np.zeros(-weight.size % size)), -most) / scale
-            z = scipy.fft.rfft(weight.reshape(-1, size).sum(0), size) - float(not large)
-            error = (relative + 4.0 * ROUNDING) * float(weight.sum())
-            log, log_modulus = _log1p(z), np.log(np.abs(1.0 + z) * (1.0 + 4.0 * ROUNDING) + error)
-            exponent += count * log
-            magnitude += count * np.abs(log)
+            largest = int(np.argmax(weight))
+            largest_weight = float(weight[largest])
+            apart = largest_weight > 0.5
+            if apart:
+                weight[largest] = 0.0
+                log_atom += count * math.log(largest_weight)
+            atom_index, all_apart = atom_index + count * largest, all_apart and apart
+            weight = np.roll(np.append(weight, np.zeros(-weight.size % size)), -largest)
+            weight /= largest_weight if apart else 1.0
+            z = scipy.fft.rfft(weight.reshape(-1, size).sum(0), size) - float(not apart)
+            law_error = (fft_error + 4.0 * ROUNDING) * float(weight.sum())
+            log = _log1p(z)
+            log_modulus = np.log(np.abs(1.0 + z) * (1.0 + 4.0 * ROUNDING) + law_error)
+            log_power += count * log
+            log_sizes += count * np.abs(log)
             log_bound += count * log_modulus
-            errors.append((count * error, log_modulus))
-        atom = math.exp(log_atom) if apart and log_atom > -FAR else 0.0
-        turn = exponent.imag
+            law_errors.append((count * law_error, log_modulus))
+        atom = math.exp(log_atom) if all_apart and log_atom > -FAR else 0.0
+        angle = log_power.imag
         with np.errstate(under="ignore"):
-            growth = atom * np.expm1(exponent.real) if atom else np.exp(exponent.real + log_atom)
-            power = growth * np.cos(turn) - 2.0 * atom * np.sin(0.5 * turn) ** 2
-            power = power + 1j * ((growth + atom) * np.sin(turn))
-            total = 48.0 * ROUNDING * magnitude * np.exp(log_bound + log_atom)
-            total += (relative + 40.0 * ROUNDING) * np.abs(power)
-            for error, log_modulus in errors:
-                total += error * np.exp(log_bound + log_atom - log_modulus)
+            # The transform of the power without its atom, whose own transform is constant.
+            excess = atom * np.expm1(log_power.real) if atom else np.exp(log_power.real + log_atom)
+            power = excess * np.cos(angle) - 2.0 * atom * np.sin(0.5 * angle) ** 2
+            power = power + 1j * ((excess + atom) * np.sin(angle))
+            errors = 48.0 * ROUNDING * log_sizes * np.exp(log_bound + log_atom)
+            errors += (fft_error + 40.0 * ROUNDING) * np.abs(power)
+            for law_error, log_modulus in law_errors:
+                errors += law_error * np.exp(log_bound + log_atom - log_modulus)
         entries = scipy.fft.irfft(power, size)
         entries[0] += atom
         # Each frequency of rfft but the ends stands for two.
-        mean_error = 1.0001 * (2.0 * float(total.sum()) / size + WRAP)
-        return Power(np.roll(entries, (place - self.low) % size), log_unit, mean_error, rounding)
+        mean_error = 1.0001 * (2.0 * float(errors.sum()) / size + WRAP)
+        return Power(
+            np.roll(entries, (atom_index - self.low) % size), log_unit, mean_error, rounding
+        )
 
 
 def _log1p(z: NDArray[np.complexfloating]) -> NDArray[np.complexfloating]:
