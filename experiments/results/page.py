@@ -92,8 +92,7 @@ def page(
               if run.mechanism and run.record[CERTIFIED] is not None}  # fmt: skip
     if priced:
         figures["curves.svg"] = content(curves(priced), "svg")
-    not_covered = [x for row in rows_of_runs if row[CERTIFIED] is not None
-                   for x in row["not_covered"]]  # fmt: skip
+    guaranteed = [row for row in rows_of_runs if row[CERTIFIED] is not None]
     text = render(
         "report.md.jinja",
         title=title,
@@ -103,12 +102,12 @@ def page(
         predictions=_predictions(runs, rows, against, figures) if rows is not None else "",
         meaning=MEANING,
         rows_of_runs=rows_of_runs,
-        guaranteed=any(row[CERTIFIED] is not None for row in rows_of_runs),
+        guaranteed=bool(guaranteed),
         terms=listings.listed(table, TERMS) if table else (),
         curves=bool(priced),
         notes=_notes(rows_of_runs),
         sweeps=_sweep_sections(sweeps, figures),
-        not_covered=dict.fromkeys(not_covered),
+        not_covered=dict.fromkeys(item for row in guaranteed for item in row["not_covered"]),
         commands=[_command(name, run) for name, run in runs.items()],
         changed=_changed(runs),
         places=_places(runs, sweeps),
