@@ -88,7 +88,7 @@ class Training:
       data_on: Location of the data, see `train_blocks`.
       block_steps: Number of steps per dispatch.
       hyperparameters: Numbers in the optimizer's state; None to leave it unchanged.
-      task: Task that is trained, whose equal jobs share audit reports; None to share none.
+      audit_key: Origin of `synthetic`: jobs of equal keys share audit reports; None to share none.
     """
 
     data: PyTree
@@ -104,7 +104,7 @@ class Training:
     data_on: Literal["device", "host"] | None
     block_steps: int = BLOCK_STEPS
     hyperparameters: Mapping[str, float] | None = None
-    task: Any = None
+    audit_key: Any = None
 
     @property
     def mechanism(self) -> Mechanism:
@@ -176,7 +176,7 @@ class Training:
         Raises:
           ValueError: if a check fails: the guarantee does not hold, and the run must not train.
         """
-        mechanism, refinement, same = self.mechanism, self.refinement, self.task
+        mechanism, refinement, key = self.mechanism, self.refinement, self.audit_key
         if not mechanism.noise_multiplier:
             return "not made: there is no noise"
         if not self.audited:
@@ -185,7 +185,7 @@ class Training:
             first = host_copy(self.start(), self.params)
             state = first if state is None else first._replace(step=state.step)
         if "__dataclass_params__" not in vars(type(mechanism.sampler)):
-            same = None  # without @dataclass, a class compares inherited fields alone
+            key = None  # without @dataclass, a class compares inherited fields alone
         checks = tuple(own_price_checks(mechanism, self.delta))
         audited_parts: list[str] = []
         block, *sums = self.programs()
@@ -200,7 +200,7 @@ class Training:
 
         if int(state.step) < mechanism.sampler.num_steps:
             progress("auditing the program and the sampler")
-            report = once(program, state, block, (same, self.algorithm, mechanism, layout))
+            report = once(program, state, block, (key, self.algorithm, mechanism, layout))
             checks += report.checks
             audited_parts += ["the compiled program", *["the draws"] * report.sampler_audited]
         if refinement is not None:
@@ -210,8 +210,8 @@ class Training:
                 run = refinement, mechanism, state.params, rows()
                 return audit_queries(*run, placement=place, root=root)
 
-            key = same, refinement, mechanism.sums_mechanism(), place
-            checks += once(queries, state.params, sums[0], key).checks
+            parts = key, refinement, mechanism.sums_mechanism(), place
+            checks += once(queries, state.params, sums[0], parts).checks
             audited_parts.append("the sums over all rows")
         return verdict(AuditReport(checks), audited_parts)
 
@@ -265,11 +265,13 @@ class Job(Training):
     """Training of a task, determined by the task and its resolved spec.
 
     Attributes:
+      task: Task that is trained.
       spec: Configuration of the run.
       population: Public facts about the training rows.
       record: Content of `config.json`; empty without a run directory.
     """
 
+    task: Task
     spec: RunSpec
     population: Population
     record: Mapping[str, Any]
@@ -327,6 +329,7 @@ class Job(Training):
             data_on=spec.data_on,
             block_steps=BLOCK_STEPS,
             hyperparameters=hyperparameters(spec, sampler.num_steps),
+            audit_key=task,
             task=task,
             spec=spec,
             population=population,

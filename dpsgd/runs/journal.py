@@ -83,7 +83,8 @@ class DirectoryJournal(Journal):
             )
         except LedgerError as error:
             raise LedgerError(f"{folder.ledger_path}: {error}") from None
-        files = [type(decision).__name__, decision, *(checkpoint or ())[1:], step]
+        origin = checkpoint and (checkpoint.attempt, checkpoint.ledger_head, checkpoint.seconds)
+        files = [type(decision).__name__, decision, origin, step]
         self._processes.check_alike({"files of the run": files})
         state = self._restored(checkpoint, decision) if checkpoint else None
         verdict = None
