@@ -17,7 +17,7 @@ from dpsgd.core.noise import Noise
 from dpsgd.core.state import Diagnostics, Scales, TrainState, split_leaves
 from dpsgd.engine.lazy.group import LazyRows, LazyTables
 from dpsgd.engine.lazy.laws import RunLaws
-from dpsgd.engine.programs import compiled, shapes_of_rows
+from dpsgd.engine.programs import MOST_PROGRAMS, Parts, compiled, shapes_of_rows
 from dpsgd.gradients.clipping import ClippedSum
 from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.losses import (
@@ -121,9 +121,10 @@ class Algorithm(NamedTuple):
         """
         if not self.freezes:
             return frozenset()
-        loss, row = row_loss(self.loss_fn), loss_row(self.loss_fn, example)
+        leaves, structure = jax.tree.flatten((params, example))
+        shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves]
         try:
-            frozen = frozen_leaves(loss, params, row)
+            frozen = _frozen(Parts(self.loss_fn), structure, *shapes)
         except Exception:
             if _takes_batch(self.loss_fn, params, example):
                 shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", example)
@@ -138,6 +139,13 @@ class Algorithm(NamedTuple):
                 "floating-point params, some of them without jax.lax.stop_gradient"
             )
         return frozen
+
+
+@functools.lru_cache(maxsize=MOST_PROGRAMS)  # as programs are, which have the same frozen leaves
+def _frozen(parts: Parts, structure: Any, *shapes: jax.ShapeDtypeStruct) -> frozenset[int]:
+    (loss_fn,) = parts.values
+    params, example = jax.tree.unflatten(structure, shapes)
+    return frozen_leaves(row_loss(loss_fn), params, loss_row(loss_fn, example))
 
 
 def dpsgd(

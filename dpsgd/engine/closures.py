@@ -20,7 +20,6 @@ from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.programs import in_32_bits
 from dpsgd.gradients.isolation import host_fault, inner_jaxprs
-from samplers import BatchSampler
 
 PyTree = Any
 
@@ -168,14 +167,14 @@ def _traces(body: Any, visited: set[int]) -> Iterator[tuple[core.Jaxpr, Any]]:
 
 
 def require_closed(
-    algorithm: Algorithm, sampler: BatchSampler, trace: core.ClosedJaxpr, state: TrainState
+    algorithm: Algorithm, counts: frozenset[int], trace: core.ClosedJaxpr, state: TrainState
 ) -> None:
     """Refuses closures with rows, and optimizers that call the host.
 
     Args:
       algorithm: Algorithm with the loss and the optimizer.
-      sampler: Sampler of the run; an array with an axis of its number of rows or units, or one less
-        or more, may be rows.
+      counts: Numbers of rows and of units of the run; an array with an axis of such a number, or
+        one less or more, may be rows.
       trace: Trace of the training program, with the loss, its derivatives and the update.
       state: First state of the run, or its shapes.
 
@@ -197,7 +196,6 @@ def require_closed(
                         f"the optimizer uses {equation.primitive.name} at {location}, which "
                         f"{fault}; build it from jax.numpy, jax.lax and optax alone"
                     )
-    counts = {sampler.num_examples, sampler.num_units}
     near = {count + offset for count in counts for offset in (-1, 0, 1)}
     loss = getattr(algorithm.clipped_sum, "loss_fn", None)
     pairs = [("the optimizer", held_arrays(t)) for t in traces]

@@ -130,7 +130,7 @@ class Training:
 
     def start(self) -> TrainState:
         """Returns the state before the first step."""
-        if self.placement is None or not self.placement.shards_rows(shapes := self.shapes()):
+        if self.placement is None or not self.placement.shards_rows(shapes := self.shapes):
             return self._from(self.params)
         shardings = self.placement.state(shapes)
         params = self.placement.put_whole(self.params, shardings.params)
@@ -145,13 +145,14 @@ class Training:
             return state
         return with_hyperparameters(state, self.hyperparameters)
 
+    @functools.cached_property
     def shapes(self) -> TrainState:
-        """Returns shapes and dtypes of a state without pending noise."""
+        """Shapes and dtypes of a state without pending noise."""
         return jax.eval_shape(self._from, self.params)  # allocates no table
 
     def programs(self) -> list[Any]:
         """Compiles all programs; raises ValueError if one mixes examples."""
-        compiled = [self.layout.program(self.algorithm, self.mechanism, self.shapes(), self.data)]
+        compiled = [self.layout.program(self.algorithm, self.mechanism, self.shapes, self.data)]
         if self.refinement is not None:
             sums_mechanism, rows = self.mechanism.sums_mechanism(), self.synthetic(1)
             sums = sums_run(

@@ -74,7 +74,7 @@ class DirectoryJournal(Journal):
         self._folder, self._execution = folder, execution
         self.ledger, self.job, self._processes = ledger, job, Processes.current()
         history, sampler = ledger.history, job.mechanism.sampler
-        checkpoint = folder.checkpoints.latest(job.shapes())
+        checkpoint = folder.checkpoints.latest(job.shapes)
         drawing = history.attempts[-1].drawing if audited else drawing_digest(job.mechanism)
         step = checkpoint.step if checkpoint else 0
         try:
