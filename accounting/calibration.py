@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import scipy
 
@@ -73,7 +74,8 @@ def least_noise(
     if not 0.0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
     goal = f"epsilon <= {epsilon} at delta = {delta}: ask for a larger epsilon or delta"
-    return _smallest_noise(privacy, Question("epsilon", delta), epsilon, relative_tolerance, goal)
+    target = _Target(privacy, Question("epsilon", delta), epsilon)
+    return _smallest_noise(target, relative_tolerance, goal)
 
 
 def calibrate_advantage(
@@ -103,9 +105,8 @@ def calibrate_advantage(
     if not 0.0 < advantage < 1.0:
         raise ValueError(f"advantage must be in (0, 1), got {advantage}")
     goal = f"an attack advantage <= {advantage}: ask for a larger one"
-    return _smallest_noise(
-        privacy, Question("delta", 0.0), advantage, relative_tolerance, goal, scipy.special.erfinv
-    )
+    target = _Target(privacy, Question("delta", 0.0), advantage, scipy.special.erfinv)
+    return _smallest_noise(target, relative_tolerance, goal)
 
 
 def _simplified(profile: PrivacyProfile, delta: float) -> PrivacyProfile:
@@ -127,45 +128,63 @@ def _estimate(bound: Bound) -> float:
     return bound.upper
 
 
-def _smallest_noise(
-    privacy: Callable[[float], PrivacyProfile],
-    question: Question,
-    target: float,
-    width: float,
-    goal: str,
-    scale: Callable[[float], float] = float,
-) -> float:
+@dataclass(frozen=True)
+class _Target:
+    """An answer that a noise multiplier is to keep at most; excesses are by its logarithm.
+
+    Attributes:
+      privacy: Maps a noise multiplier to a profile.
+      question: Question whose answer is to be at most the target.
+      answer: Largest answer that meets the goal.
+      scale: Function of an answer that is about proportional to a power of the noise.
+    """
+
+    privacy: Callable[[float], PrivacyProfile]
+    question: Question
+    answer: float
+    scale: Callable[[float], float] = float
+
+    def excess(self, found: float) -> float:
+        """Returns the excess of an answer's logarithm, <= 0 where it meets the target."""
+        value = log_excess(float(self.scale(found)), float(self.scale(self.answer)))
+        # No rounding of the scale may tell the side.
+        return min(value, 0.0) if found <= self.answer else max(value, 5e-324)
+
+    def rough(self, log_noise: float) -> float:
+        """Returns about the excess at a noise, without cuts that hardly count."""
+        delta = self.question.at if self.question.wanted == "epsilon" else self.answer
+        profile = _simplified(self.privacy(math.exp(log_noise)), delta)
+        return self.excess(_estimate(self._loosely(_ROUGH).ask(profile)))
+
+    def close(self, log_noise: float) -> float:
+        """Returns about the excess at a noise, closer."""
+        return self.excess(_estimate(self._loosely(_CLOSE).ask(self.privacy(math.exp(log_noise)))))
+
+    def upper(self, log_noise: float) -> float:
+        """Returns the excess of an upper end that is computed alone."""
+        alone = self.question._replace(upper_only=True)
+        return self.excess(alone.ask(self.privacy(math.exp(log_noise))).upper)
+
+    def exact(self, log_noise: float) -> float:
+        """Returns the excess of the upper end that users of the profile see."""
+        return self.excess(self.question.ask(self.privacy(math.exp(log_noise))).upper)
+
+    def _loosely(self, width: float) -> Question:
+        return self.question._replace(tolerance=width * max(1.0, self.answer))
+
+
+def _smallest_noise(target: _Target, width: float, goal: str) -> float:
     """Returns a noise multiplier that is proved to meet a target, hardly above the smallest one.
 
     Args:
-      privacy: Maps a noise multiplier to a profile.
-      question: Question whose answer is to be at most the target.
-      target: Largest answer that meets the goal.
+      target: Target of the search.
       width: Excess of the result, relative to the smallest noise multiplier.
       goal: The target in words, and a larger one to ask for.
-      scale: Function of an answer that is about proportional to a power of the noise.
     """
-    about, close = (question._replace(tolerance=x * max(1.0, target)) for x in (_ROUGH, _CLOSE))
-    delta = question.at if question.wanted == "epsilon" else target
-
-    def excess(found: float) -> float:
-        value = log_excess(float(scale(found)), float(scale(target)))
-        # No rounding of the scale may tell the side.
-        return min(value, 0.0) if found <= target else max(value, 5e-324)
-
     values: dict[float, float] = {}
 
     def rough(log_noise: float) -> float:
-        profile = _simplified(privacy(math.exp(log_noise)), delta)
-        values[log_noise] = excess(_estimate(about.ask(profile)))
-        return values[log_noise]
-
-    def upper(log_noise: float) -> float:
-        profile = privacy(math.exp(log_noise))
-        return excess(question._replace(upper_only=True).ask(profile).upper)
-
-    def exact(log_noise: float) -> float:
-        return excess(question.ask(privacy(math.exp(log_noise))).upper)
+        return values.setdefault(log_noise, target.rough(log_noise))
 
     low, high = point_near_root(
         rough, 0.0, lambda x: _NEAR,
@@ -177,11 +196,11 @@ def _smallest_noise(
     if values.get(low) == math.inf:  # no secant meets a cliff
         start, floor = min(high, _LARGEST_LOG_NOISE), low
     else:
-        moved = excess(_estimate(close.ask(privacy(math.exp(start))))) / -slope
+        moved = target.close(start) / -slope
         start = min(start + min(max(moved, -_NEAR), _NEAR) + 0.5 * width, _LARGEST_LOG_NOISE)
-    log_noise = _least(upper, start, floor, slope, width)
-    if log_noise < math.inf and not exact(log_noise) <= 0.0:  # on other grids
-        log_noise = _least(exact, log_noise, log_noise - 2.0 * _NEAR, slope, width)
+    log_noise = _least(target.upper, start, floor, slope, width)
+    if log_noise < math.inf and not target.exact(log_noise) <= 0.0:  # on other grids
+        log_noise = _least(target.exact, log_noise, log_noise - 2.0 * _NEAR, slope, width)
     if log_noise == math.inf:
         raise ValueError(
             f"no noise multiplier up to {math.exp(_LARGEST_LOG_NOISE):.0e} gives {goal}, or a "
