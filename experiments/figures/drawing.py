@@ -80,6 +80,10 @@ def panels(figure: Figure | SubFigure, rows: int = 1, columns: int = 1, **how: A
         return list(np.ravel(figure.subplots(rows, columns, squeeze=False, **how)))
 
 
+BELOW = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.14)}
+"""Options of a legend below its panel."""
+
+
 def legend(axes: Axes | Figure | SubFigure, **how: Any) -> None:
     """Adds a legend; long labels lose their beginnings."""
     added = axes.legend(**{"frameon": False, "fontsize": "small", **how})

@@ -23,7 +23,7 @@ from accounting import MultistageProfile, epsilon
 from accounting.profile import format_delta
 from dpsgd import Mechanism, dpsgd, train
 from experiments.figures import Options
-from experiments.figures.drawing import Layout
+from experiments.figures.drawing import BELOW, Layout
 from experiments.papers.episodic import PublishedTheorem3
 from experiments.results.points import Job, ends
 from experiments.tasks.images.task import Images
@@ -57,7 +57,7 @@ STYLES: Mapping[str, dict[str, Any]] = {
 }
 _AXES = {"xscale": "log", "xlabel": "noise multiplier σ"}
 LAYOUT = Layout(
-    size=(11, 4.4),
+    size=(11, 5.2),
     columns=2,
     axes={
         COST: {**_AXES, "yscale": "log",
@@ -66,6 +66,7 @@ LAYOUT = Layout(
                                       "five images of each known"},
     },
     style=lambda point: STYLES.get(point["curve"], {}),
+    legend=BELOW,
 )  # fmt: skip
 
 

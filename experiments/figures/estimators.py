@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.figures import Options
 from experiments.figures.delta import AXES, NOTES, compute, panel_of
-from experiments.figures.drawing import Layout
+from experiments.figures.drawing import BELOW, Layout
 from experiments.results.points import Job
 
 __all__ = ["LAYOUT", "NOTES", "compute", "jobs"]
@@ -36,7 +36,6 @@ PANELS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 """Options of each curve's estimator, by panel and curve; `ranks` are a list, or their growth."""
-BELOW = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.14)}
 LAYOUT = Layout((13, 9.2), 3, AXES, "one epoch", legend=BELOW)
 
 

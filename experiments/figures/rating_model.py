@@ -23,7 +23,7 @@ from accounting import Bound
 from accounting.profile import format_delta
 from experiments.figures import Options
 from experiments.figures.contributions import TERMS
-from experiments.figures.drawing import Layout
+from experiments.figures.drawing import BELOW, Layout
 from experiments.papers.contribution import excess_bounds, privacy_excess
 from experiments.results.points import Cells, Job, pivot
 from experiments.tasks.ratings import ratings
@@ -81,7 +81,7 @@ LAYOUT = Layout(
     style=lambda point: {
         "color": COLORS.get(point["epsilon"] or 0.0), **STYLES.get(point["kind"], {})
     },
-    legend={"loc": "upper left", "bbox_to_anchor": (0.0, -0.13), "ncols": 2},
+    legend={**BELOW, "ncols": 2},
 )  # fmt: skip
 
 
