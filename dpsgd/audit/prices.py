@@ -53,6 +53,17 @@ def price_check(
       runs: Samplers and noise multipliers under which costs are compared.
       delta: Delta at which costs are compared.
     """
+    try:
+        fault, detail = _underpriced(noise, runs, delta)
+    except Exception as error:  # what the user's class raises
+        fault, detail = True, f"{type(error).__name__}: {error}"
+    return CheckResult(PRICE, not fault, detail)
+
+
+def _underpriced(
+    noise: Noise, runs: Iterable[tuple[BatchSampler, float]], delta: float
+) -> tuple[bool, str]:
+    """Returns whether a cost is below `Noise`'s, and what was compared."""
     details = []
     for sampler, sigma in runs:
         run, (segment, inner) = range(sampler.num_steps), _partial(sampler)
@@ -71,10 +82,9 @@ def price_check(
         for name, profiles in costs.items():
             stated, bound = (profile.epsilon(delta) for profile in profiles)
             if stated.confidence != 1 or bound.upper > _above(stated):
-                detail = f"{name} {where}: {stated:.4g}, and at least {bound:.4g}"
-                return CheckResult(PRICE, False, detail)
+                return True, f"{name} {where}: {stated:.4g}, and at least {bound:.4g}"
         details.append(where)
-    return CheckResult(PRICE, True, "; ".join(details))
+    return False, "; ".join(details)
 
 
 def cost_checks(

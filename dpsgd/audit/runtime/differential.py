@@ -3,8 +3,8 @@
 A release is the training executable's result for one synthetic batch. It must equal the sum of
 clipped gradients, plus the noise of key, step and coordinate, over the expected batch size. The
 gradients are computed one by one (`dpsgd.audit.reference_step`). If the audit cannot compute them,
-as for an own algorithm, it measures the contribution of each example alone, which must not exceed
-C. Bounds on the effect of rounding: docs/explanation/audit-of-steps.md.
+as for large tables, it measures the contribution of each example alone, which must not exceed C.
+Bounds on the effect of rounding: docs/explanation/audit-of-steps.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ import pytest
 
 from dpsgd import Mechanism, dpsgd
 from dpsgd.audit.audit import audit_program
+from dpsgd.audit.prices import price_check
 from dpsgd.audit.report import UNSEEN
+from dpsgd.core.noise import Independent
 from samplers import BallsAndBins, Poisson, Shuffle
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
@@ -87,6 +89,12 @@ def test_a_wrong_claim_is_refused_and_named():
     assert "\n" not in str(refusal.value)
 
 
+def test_the_law_of_another_sampler_that_is_claimed_is_tested():
+    report = audit(sampler=BallsAndBins(N, 10, 2), claimed=POISSON, microbatch_size=3)
+    with pytest.raises(ValueError, match="rates of the law"):
+        report.require_passed()
+
+
 class Shuffled(Poisson):
     """A sampler of one's own that claims Poisson sampling and shuffles."""
 
@@ -101,6 +109,19 @@ def test_a_shuffling_sampler_claimed_as_poisson_is_refused():
     report = audit(sampler=Shuffled(N, 10, 2), microbatch_size=3)
     with pytest.raises(ValueError, match="at the rates of the law"):
         report.require_passed()
+
+
+class Unpriced(Independent):
+    """Noise whose cost is not computed."""
+
+    def privacy(self, sampler, noise_multiplier):
+        raise RuntimeError("no table of costs")
+
+
+def test_a_noise_without_a_cost_fails_its_audit_and_says_why():
+    check = price_check(Unpriced(), [(POISSON, 1.0)])
+    assert not check.passed
+    assert check.detail == "RuntimeError: no table of costs"
 
 
 def test_what_cannot_be_audited_is_refused():

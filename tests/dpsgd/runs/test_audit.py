@@ -222,9 +222,9 @@ def test_no_audit_is_cached_for_samplers_with_extra_attributes(monkeypatch):
 
     fields = dataclasses.fields(job.mechanism.sampler)
     values = {field.name: getattr(job.mechanism.sampler, field.name) for field in fields}
-    for held in (1, 2):
-        mechanism = dataclasses.replace(job.mechanism, sampler=Held(**values))
+    mechanism = dataclasses.replace(job.mechanism, sampler=Held(**values))
+    of_held = dataclasses.replace(job, plan=Segment(mechanism))
+    for held in (1, 2):  # of one sampler, and of one program
         object.__setattr__(mechanism.sampler, "held", held)
-        of_held = dataclasses.replace(job, plan=Segment(mechanism))
         of_held.audit(of_held.start())
     assert len(made) == 2
