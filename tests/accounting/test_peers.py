@@ -1,5 +1,6 @@
 """Costs agree with those of dp_accounting, by privacy losses and by Renyi divergences."""
 
+import itertools
 import math
 
 import numpy as np
@@ -79,6 +80,26 @@ def test_distributions_of_losses_agree(profile, theirs, delta, coarser):
     at_0 = profile.delta(0.0)
     assert at_0.lower <= theirs.get_delta_for_epsilon(0.0) * 1.003
     assert theirs.get_delta_for_epsilon(0.0) <= at_0.upper * (1.03 if coarser < 1 else math.inf)
+
+
+ORDERS = [*range(2, 65), 80, 100, 128, 256, 512]
+
+
+@pytest.mark.short("2.5")
+@pytest.mark.parametrize("sigma", [0.5, 0.6, 0.8, 1.0, 1.5, 2.5, 5.0])
+def test_two_accountants_agree_over_a_grid_below_renyi_s_costs(sigma):
+    for rate, steps in itertools.product([1.0, 0.1, 1e-3], [1000, 100, 10, 1]):
+        renyi = RdpAccountant(ORDERS)
+        gaussian = dp_event.GaussianDpEvent(sigma)
+        renyi.compose(dp_event.PoissonSampledDpEvent(rate, gaussian), steps)
+        theirs = sampled(sigma, rate, steps, min(1e-3, 0.1 * rate))  # from above
+        for delta in (1e-4, 1e-8):
+            bound = PoissonProfile(sigma, rate, steps).epsilon(delta)
+            assert bound.width <= 1e-3
+            # Its transform, whose errors it does not bound, errs by some 1e-14 of delta.
+            assert bound.lower <= theirs.get_epsilon_for_delta(delta - 1e-13)
+            assert bound.upper <= theirs.get_epsilon_for_delta(delta) + 1e-3
+            assert bound.upper <= renyi.get_epsilon(delta)
 
 
 @pytest.mark.short("7*")

@@ -1,6 +1,7 @@
 """Named settings: intervals hold known values, equal laws cost the same, and orders are kept."""
 
 import functools
+import itertools
 import math
 import time
 
@@ -32,9 +33,6 @@ def long(*values):
 
 # Profile, delta, and an interval that holds its epsilon: ours are narrow, and without a note.
 NARROW = [
-    long(BallsAndBinsProfile(1.0, 565), SMALL, 0.40370, 0.40376),
-    long(BallsAndBinsProfile(0.5, 565), SMALL, 6.05934, 6.05936),
-    long(BallsAndBinsProfile(0.5, 4492), SMALL, 4.00222, 4.00225),
     (BallsAndBinsProfile(0.5, 36_000), SMALL, 2.04166, 2.04169),
     (BallsAndBinsProfile(0.3, 36_000), SMALL, 12.598468, 12.598469),
     (BallsAndBinsProfile(1.0, 565, 5, "fixed"), SMALL, 7.817, 7.818),
@@ -162,6 +160,10 @@ EQUAL = [
     (ShuffleProfile(1.0, 100, 3, "fixed"), ShuffleProfile(1.0 / math.sqrt(3), 100)),
     (UserPoissonProfile(0.7, 20, 0.2, 1), PoissonProfile(0.7, 0.2, 20)),
     (UserPoissonProfile(3.0, 9, 1.0, 4), GaussianProfile(0.25)),
+    # Without a choice every cost is the closed form.
+    (PoissonProfile(0.7, 1.0, 20), GaussianProfile(0.7 / math.sqrt(20))),
+    (BallsAndBinsProfile(0.7, 1, 20), GaussianProfile(0.7 / math.sqrt(20))),
+    (ShuffleProfile(0.7, 1, 20), GaussianProfile(0.7 / math.sqrt(20))),
     *(
         (MultistageProfile(sigma, 20, sizes, sizes), GaussianProfile(sigma / math.sqrt(20)))
         for sigma in (0.7, 2.0)
@@ -260,6 +262,23 @@ def test_lower_end_of_shuffling_is_of_a_pair_or_of_redrawn_bins():
     )
     event = question.upper_end(shuffle._event_delta(question), 1e-6)
     assert shuffle.epsilon(1e-3).lower <= max(redrawn, event) + 1e-3 < fixed
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("steps", [2, 10, 100])
+def test_bins_cost_at_most_shuffling_and_that_a_known_order(steps, epochs):
+    for sigma, delta in itertools.product([0.5, 0.8, 2.5], [1e-4, 1e-8]):
+        bins, shuffled, known = (
+            profile.epsilon(delta)
+            for profile in (
+                BallsAndBinsProfile(sigma, steps, epochs),
+                ShuffleProfile(sigma, steps, epochs),
+                GaussianProfile(sigma / math.sqrt(epochs)),
+            )
+        )
+        assert bins.upper <= shuffled.upper + 1e-3
+        assert bins.lower <= shuffled.lower + 1e-3
+        assert shuffled.upper <= known.upper + 1e-3
 
 
 def test_wide_intervals_say_what_is_not_known(monkeypatch):
