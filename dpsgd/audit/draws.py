@@ -32,6 +32,7 @@ _SMALL = 2**18  # examples, above which three first epochs are read
 _LARGE = 2**22  # examples, above which some chunks of one first epoch are compared
 _CHUNKS = 16  # compared chunks of a large sampler
 _BLOCK_STEPS = 64
+_SAMPLED = 64  # most rows whose rates stand for those of a chunk
 _MOVABLE = 64  # expected entries that chance places, above which no two draws are equal
 _SEPARATED = 1_000_000  # participations whose steps are compared, about
 
@@ -256,9 +257,8 @@ class Draws:
         if law.units is not None:
             return ""
         fixed = None if law.redrawn else self.drawn[0].keys()
-        rates = np.broadcast_to(law.rate(np.zeros(1, int), np.arange(law.steps_per_epoch)),
-                                law.steps_per_epoch)  # fmt: skip
-        movable_per_row = float(np.minimum(rates, 1 - rates).sum())
+        watched = [self.sampler.chunk_range(int(chunk)) for chunk in np.flatnonzero(self._watched)]
+        movable = [rows for rows in watched if _movable(law, rows) >= _MOVABLE]
         names_by_digest: dict[bytes, str] = {}
         for epoch in self.drawn:
             if fixed is not None and epoch.seed == 0 and not np.array_equal(fixed, epoch.keys()):
@@ -266,18 +266,24 @@ class Draws:
             if fixed is not None and epoch.seed == 0 and epoch.number:
                 continue
             keys, length = epoch.keys(), self.sampler.steps_per_epoch
-            for chunk in np.flatnonzero(self._watched):
-                rows = self.sampler.chunk_range(int(chunk))
-                if len(rows) * movable_per_row < _MOVABLE:
-                    continue
+            for rows in movable:
                 bounds = np.searchsorted(keys, [rows.start * length, rows.stop * length])
                 relative = keys[slice(*bounds)] - rows.start * length
                 digest = hashlib.blake2b(relative.tobytes(), digest_size=16).digest()
-                name = f"epoch {epoch.number} of seed {epoch.seed}, chunk {chunk}"
+                examples = f"examples {rows.start:,} to {rows.stop - 1:,}"
+                name = f"epoch {epoch.number} of seed {epoch.seed}, {examples}"
                 if digest in names_by_digest:
                     return f"{names_by_digest[digest]} and {name} are the same draw"
                 names_by_digest[digest] = name
         return ""
+
+
+def _movable(law: RowLaw, rows: range) -> float:
+    """Estimates the expected number of entries of some rows that chance places."""
+    examples = np.unique(np.linspace(rows.start, rows.stop - 1, _SAMPLED).astype(np.int64))
+    rates = law.rate(examples[:, None], np.arange(law.steps_per_epoch))
+    rates = np.broadcast_to(rates, (examples.size, law.steps_per_epoch))
+    return float(np.minimum(rates, 1 - rates).sum(axis=1).mean()) * len(rows)
 
 
 def _law_faults(

@@ -64,6 +64,15 @@ class Unequal(EpochSampler):
         return Participations((rows.start + examples).astype(np.int32), steps.astype(np.int32))
 
 
+@dataclasses.dataclass(frozen=True)
+class AllButOne(Unequal):
+    """Every example is in every batch, but for the first, which is in half of them."""
+
+    @property
+    def rates(self):
+        return np.where(np.arange(self.num_examples) == 0, 0.5, 1.0)
+
+
 def faulty(name, sampler):
     """Returns a sampler of this kind, with a fault of `FAULTS`."""
     methods = {

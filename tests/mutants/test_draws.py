@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from faulty_samplers import Unequal, faulty
+from faulty_samplers import AllButOne, Unequal, faulty
 from planting import Fault, after, before, plant
 
 from dpsgd.audit.draws import draw_checks
@@ -60,7 +60,7 @@ UNITS = Multistage(TREE, (3, 2, 4), steps=200)
 POISSON_IN_UNITS = UnitsThenPoisson(UnitTree.even((20, 400), ("shop",)), (4,), 0.3, steps=200)
 SHOPS_OF_MANY_SIZES = UnitTree.from_columns({"shop": np.repeat(np.arange(40), np.arange(20, 60))})
 POISSON_IN_UNEVEN = UnitsThenPoisson(SHOPS_OF_MANY_SIZES, (4,), 0.5, steps=200)
-UNEQUAL = Unequal(N, B, EPOCHS)
+UNEQUAL, ALL_BUT_ONE = Unequal(N, B, EPOCHS), AllButOne(N, N, EPOCHS)
 FULL = FullBatch(N, 4, max_batch_size=64)
 CYCLIC = BallsAndBins(N, B, EPOCHS, cycle_length=4)
 CYCLIC_POISSON = Poisson(N, B, EPOCHS, cycle_length=4)
@@ -70,7 +70,7 @@ SHUFFLE_SHARDS = dataclasses.replace(SHUFFLE, num_shards=4)
 SHARDS_IN_ORDER = dataclasses.replace(IN_ORDER, num_shards=7)
 SOUND = [POISSON, BINS, FIXED, SHUFFLE, IN_ORDER, CUT, PASSED, UNITS, POISSON_IN_UNITS, OF_USERS]
 SOUND += [CYCLIC, CYCLIC_POISSON, dataclasses.replace(CYCLIC, assignment="fixed")]
-SOUND += [UNEQUAL, POISSON_IN_UNEVEN]
+SOUND += [UNEQUAL, ALL_BUT_ONE, POISSON_IN_UNEVEN]
 SOUND += [FULL, POISSON_SHARDS, BIN_SHARDS, SHUFFLE_SHARDS, SHARDS_IN_ORDER]
 
 CLAIMS = {
