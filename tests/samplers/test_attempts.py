@@ -20,7 +20,7 @@ from samplers import (
 )
 from samplers.attempts import releases, sizes_by_epoch, sizes_of
 
-SIGMA, DELTA = 1.0, 1e-5
+SIGMA = 1.0
 SIZES = {"num_examples": 1000, "batch_size": 50, "epochs": 4}  # 20 steps an epoch
 SAMPLERS = [
     Deterministic(**SIZES),
@@ -40,7 +40,7 @@ SAMPLERS = [
 
 @functools.cache
 def bound(profile):
-    return profile.epsilon(DELTA)
+    return profile.delta(1.0)  # an epsilon is ten of these
 
 
 def upper(profile):

@@ -60,7 +60,7 @@ CASES = [
     )),
 ]  # fmt: skip
 EXACT = BallsAndBins, Poisson
-EPSILONS = 0.0, 0.7, 2.0
+EPSILONS = 0.0, 2.0
 
 
 @functools.cache
