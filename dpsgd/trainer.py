@@ -125,7 +125,7 @@ def train(
     Raises:
       TypeError: If the algorithm or the mechanism has another type, or `log` is neither a path nor
         a writer.
-      FileExistsError: If the file `log` exists.
+      OSError: If the file `log` exists, or its folder does not.
       ValueError: If the data do not have the sampler's units, the cost is not proved, the audit
         fails, the loss could see other examples, only one of refinement and full sums is given, and
         as from `train_blocks`.

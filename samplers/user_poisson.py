@@ -34,6 +34,11 @@ class UserPoisson(Poisson):
         super().__post_init__()
         if self.num_users is not None and self.num_users > self.num_examples:
             raise ValueError(f"num_users must be at most {self.num_examples}, got {self.num_users}")
+        if self.max_contributions > self.num_examples:
+            raise ValueError(
+                f"max_contributions must be at most the {self.num_examples} rows, got "
+                f"{self.max_contributions}"
+            )
         if self.cycle_length > 1:
             raise ValueError(
                 f"cycle_length must be 1 for UserPoisson, got {self.cycle_length}: it separates "

@@ -121,8 +121,9 @@ class _Reader:
         self.source, self.length = source, len(source)
         if self.length < 1:
             raise SourceError("data is a RowSource without rows")
-        leaves, self.structure = jax.tree.flatten(source.take(np.arange(1)))
-        self.shapes = [(np.shape(leaf)[1:], np.asarray(leaf).dtype) for leaf in leaves]
+        columns, self.structure = _columns(source.take(np.arange(1)), "data.take")
+        self.paths = list(columns)
+        self.shapes = [(leaf.shape[1:], leaf.dtype) for leaf in columns.values()]
         indices = np.unique([0, self.length // 3, self.length - 1])
         together = self._take(indices)
         for k, index in enumerate(indices):
@@ -146,10 +147,15 @@ class _Reader:
             raise SourceError(f"{place} failed: {type(error).__name__}: {error}") from error
         if length != self.length:
             raise SourceError(f"data has {length} rows, {self.length} before {place}")
-        leaves, structure = jax.tree.flatten(rows)
-        if structure != self.structure:  # type: ignore[operator]
-            raise SourceError(f"{place} returned {structure}, {self.structure} before")
-        leaves = [np.asarray(leaf) for leaf in leaves]
+        columns, structure = _columns(rows, place)
+        if structure != self.structure:
+            lacks = [path for path in self.paths if path not in columns]
+            more = [path for path in columns if path not in self.paths]
+            said = [f"without {', '.join(lacks)}"] * bool(lacks)
+            said += [f"with {', '.join(more)}"] * bool(more)
+            how = " and ".join(said) or "in other containers"
+            raise SourceError(f"{place} returned columns {how}, unlike before")
+        leaves = list(columns.values())
         for leaf, (shape, dtype) in zip(leaves, self.shapes, strict=True):
             if leaf.shape != (len(indices), *shape) or leaf.dtype != dtype:
                 raise SourceError(
@@ -157,6 +163,19 @@ class _Reader:
                     f"{dtype}{[len(indices), *shape]}"
                 )
         return leaves
+
+
+def _columns(rows: PyTree, place: str) -> tuple[dict[str, np.ndarray], Any]:
+    """Returns the columns of rows by their paths, and the tree's structure."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(rows)
+    columns = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+    for path, leaf in columns.items():
+        if np.ndim(leaf) == 0:  # an item of a list, too
+            raise SourceError(
+                f"{place} returned a value of type {type(leaf).__name__} at {path or 'its root'}; "
+                "return arrays with one row per index"
+            )
+    return {path: np.asarray(leaf) for path, leaf in columns.items()}, structure
 
 
 @dataclass(frozen=True, eq=False)

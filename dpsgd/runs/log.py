@@ -194,13 +194,14 @@ def writer_of(log: MetricWriter | str | Path | None) -> MetricWriter | None:
     Raises:
       TypeError: If `log` is something else.
       ValueError: If the path has another ending, or no module for the program is installed.
-      OSError: If the file exists, or cannot be written.
+      OSError: If the file exists, its folder does not, or it cannot be written.
     """
     if log is None or isinstance(log, MetricWriter):
         return log
     if not isinstance(log, str | Path):
         raise TypeError(
-            f"log must be a path or have write_scalars(step, scalars), got a {type(log).__name__}"
+            "log must be a path or have write_scalars(step, scalars), got a value of type "
+            f"{type(log).__name__}"
         )
     path = Path(log)
     if path.name in KINDS:
@@ -216,6 +217,8 @@ def writer_of(log: MetricWriter | str | Path | None) -> MetricWriter | None:
         )
     if path.exists():
         raise FileExistsError(f"log={str(log)!r} exists; name another file")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"log={str(log)!r}: there is no folder {path.parent}")
     check_writable(path)
     return CsvWriter(path, 0)
 

@@ -86,6 +86,12 @@ class Cheap(PoissonProfile):
         return Bound(self.share * bound.lower, self.share * bound.upper)
 
 
+def test_a_peer_inside_a_wide_interval_confirms_nothing(monkeypatch):
+    monkeypatch.setattr(Cheap, "epsilon", lambda *_, **__: Bound(0.0, math.inf))
+    sentence = compare_with_peer(Cheap(1.0, 0.1, 20), 1e-5)
+    assert sentence.endswith("inside our interval")
+
+
 def test_dp_accounting_contradicts_half_the_cost():
     sentence = compare_with_peer(Cheap(1.0, 0.1, 20), 1e-5)
     assert "contradicts our upper end: please report it" in sentence

@@ -43,6 +43,7 @@ REFUSED = [
         lambda: UserPoisson(100, 10, max_contributions=3, cycle_length=2),
         "must be 1 for UserPoisson, got 2",
     ),
+    (lambda: UserPoisson(9, 3, max_contributions=10), "at most the 9 rows, got 10"),
     (lambda: FullBatch(2**31), r"num_examples must be at most 2\^31 - 1"),
     (lambda: FullBatch(9, 2**31), "a run has at most"),
     (lambda: Multistage(TREE, (2, 3)), r"shop=a has 2 children, fewer than draws\[1\] = 3"),

@@ -129,7 +129,8 @@ class Damaged(Stored):
         return {
             "rows": {name: column[:-1] for name, column in rows.items()},
             "dtype": {**rows, "x": rows["x"].astype(np.float64)},
-            "structure": {"x": rows["x"]},
+            "structure": {"x": rows["x"], "z": rows["y"]},
+            "lists": {**rows, "x": list(rows["x"])},
             "length": rows,
         }[self.problem]
 
@@ -138,7 +139,8 @@ DAMAGED = {
     "error": "from index 0 failed: OSError: the disk is gone",
     "rows": r"returned float32\[39\] in place of float32\[40\]",
     "dtype": r"returned float64\[40\] in place of float32",
-    "structure": "returned PyTreeDef",
+    "structure": r"returned columns without \['y'\] and with \['z'\], unlike before",
+    "lists": r"returned a value of type \w+ at \['x'\]\[0\]; return arrays",
     "length": "data has 61 rows, 60 before",
 }
 

@@ -79,3 +79,8 @@ def test_a_missing_log_writer_is_refused_with_its_package(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="log to wandb needs: pip install wandb"):
         writers.writer_of(tmp_path / "wandb")
     assert not any(tmp_path.iterdir())
+
+
+def test_a_log_in_no_folder_is_refused_before_training(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        writers.writer_of(tmp_path / "missing" / "log.csv")
