@@ -160,7 +160,8 @@ class Summary:
             lines.append(f"the training of {', '.join(diverged)} diverged: means leave them out")
         lines += [*self.remarks, *NOT_COVERED]
         for row in self.table.rows:
-            lines += row["not_covered"] if row[CERTIFIED] is not None else []
+            if row[CERTIFIED] is not None:
+                lines += [f"not covered by a guarantee: {what}" for what in row["not_covered"]]
             lines += [WARM_START] if WARM_START in row["notes"] else []
         lines += [
             f"the {' and the '.join(grid.tune).replace('_', ' ')} shown are, point by point, the "

@@ -89,8 +89,8 @@ def u_data(tmp_path):
 
 
 def test_the_rating_model_has_one_guarantee_for_all_outputs(u_data, command):
-    words = ["choose", u_data, "--target-epsilon", "0.7", "--caps", "2", "3"]
-    model, guarantee = command(*words).splitlines()
+    words = ["choose", u_data, "--target-epsilon", "0.7"]
+    model, guarantee = command(*words, "--caps", "2", "3").splitlines()
     assert guarantee.startswith(
         "epsilon <= 0.7 at delta 0 (zero-out adjacency, unit: one user; 0.1"
     )

@@ -53,7 +53,15 @@ def epsilon(question: Epsilon) -> None:
     with going_on("accounting"):
         segment, delta = _segment(question)
         if question.peer is not None:
-            to_dp_event(segment.mechanism.privacy())  # refuses what the peer cannot compute
+            profile = segment.mechanism.privacy()
+            try:
+                to_dp_event(profile)
+            except ValueError:
+                raise ValueError(
+                    f"--peer: dp_accounting has no event for sampler:{question.spec.sampler.name} "
+                    "with these options, only for independent noise on batches of poisson, "
+                    "user-poisson and deterministic"
+                ) from None
         guarantee = cost([segment], delta)
     print(guarantee.sentence())
     for note in guarantee.notes:

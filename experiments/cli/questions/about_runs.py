@@ -297,6 +297,13 @@ class OfTask(AboutRun):
         return [option for option in options if option.name != cap or option.default is not None]
 
     @classmethod
+    def elsewhere(cls, name: str) -> str:
+        """Returns which samplers or programs set an unknown option."""
+        if name == "max_contributions":
+            return "it belongs to sampler user-poisson, on a table prepared with --user"
+        return super().elsewhere(name)
+
+    @classmethod
     def build(cls, values: Mapping[str, Any], **others: Any) -> Any:
         """Builds the question from option values."""
         options = cls.task_options(values["task"], values["sampler"])

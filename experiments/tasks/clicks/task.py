@@ -284,6 +284,11 @@ class Clicks(ClickModels):
         from experiments.tasks.clicks.store import Store
 
         if self.data is None:
+            if self.max_contributions is not None:
+                raise ValueError(
+                    "sampler user-poisson needs the users of rows: name a store, from "
+                    "`dpsgd prepare` with --user"
+                )
             raise ValueError("the task clicks has no rows without data, a store")
         return Store.open(self.data)
 

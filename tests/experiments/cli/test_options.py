@@ -220,6 +220,7 @@ REFUSED = {
         "choose --target-epsilon 0.1": "0.1 leaves nothing for the model, after 0.1 for the choice",
         "choose --cap-epsilon -1": "--cap-epsilon must be a finite number > 0, got -1",
         "choose --cap-quantile 1.1": "--cap-quantile must be a finite number >= 0 and <= 1, got",
+        "choose --max-ratings 9 --caps 5": "give --max-ratings, a public cap, or --caps",
         "choose --caps": "--caps needs a number, or give --max-ratings",
         "sweep f.toml": "--out is missing: name the folder of the sweep, or give --dry-run",
         "sweep f.toml --private": "--out is missing: name the folder of the sweep, or give --dry-",
@@ -234,6 +235,9 @@ REFUSED = {
         "--sizes 3 3": "sampler:poisson takes no",
         "--draws 3": "--draws; it belongs to sampler multistage or units-then-poisson",
         "--trials-shape 1": "--trials-shape needs --mean-trials",
+    },
+    PRICE.replace("poisson", "shuffle"): {
+        "--batch-size 3 --peer dp_accounting": "no event for sampler:shuffle with these options",
     },
     PRICE.replace("poisson", "user-poisson"): {"": "sampler:user-poisson needs --max-contribut"},
     "calibrate sampler:deterministic --num-examples 1000 {}": {"": "needs --target-epsilon FLOAT"},
@@ -259,7 +263,7 @@ REFUSED = {
     },
     "audit {} " + PLATT: {
         "--black-box": "--black-box audits dense steps alone; leave out --calibration",
-        "--task images": "calibration() of the task, a Images, offers none",
+        "--task images": "calibration() of the task offers none",
     },
     "calibrate {} --target-epsilon 1 --calibration platt": {
         "sampler:deterministic --num-examples 2000":

@@ -120,7 +120,7 @@ def test_every_number_of_the_figure_is_on_the_page(summary_of):
     assert all(text(point) in page for point in summary.views[0].points)
     assert all(statement in page for statement in NOT_COVERED)
     assert "[1.00, 1.25]" in page
-    assert "- the weather\n" in page
+    assert "- not covered by a guarantee: the weather\n" in page
     assert "the weather" not in summary_of(auc, NOISE, insecure_seeds=(1, 2)).markdown()
 
 

@@ -143,7 +143,7 @@ def test_missing_users_and_decimal_numbers_are_refused(tmp_path, write, user, wh
         ("plain sampler:user-poisson --max-contributions 3", "plain has no user column"),
         ("s sampler:user-poisson", "with --user and give --max-contributions"),
         ("s sampler:user-poisson --max-contributions 0", "--max-contributions must be an"),
-        ("s sampler:poisson --max-contributions 3", "has no option --max-contributions"),
+        ("s sampler:poisson --max-contributions 3", "it belongs to sampler user-poisson"),
     ],
 )
 def test_a_cap_is_for_users_and_samplers_of_users(table, monkeypatch, command, words, why):
