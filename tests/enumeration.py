@@ -42,6 +42,16 @@ def product(parts):
 def matrix_law(sampler):
     """Law of one epoch's participation matrix, uint8[examples, steps]: {bytes: probability}."""
     n, found = sampler.num_examples, Counter()
+    if isinstance(sampler, UnitsThenPoisson):  # units of three examples, the last of what is left
+        units, q = [range(i, min(i + 3, n)) for i in range(0, n, 3)], sampler.sampling_prob
+        choices = list(itertools.combinations(units, sampler.draws[0]))
+        for leaves in (list(itertools.chain(*some)) for some in choices):
+            for row in product([(0, 1)] * len(leaves)):
+                cell = np.zeros((n, 1), np.uint8)
+                cell[leaves, 0] = row
+                chance = q ** sum(row) * (1.0 - q) ** (len(row) - sum(row))
+                found[cell.tobytes()] += chance / len(choices)
+        return found
     if isinstance(sampler, Shuffle):
         orders = list(itertools.permutations(range(n)))
         rows = np.eye(sampler.steps_per_epoch, dtype=np.uint8)

@@ -8,12 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from accounting import GaussianProfile, PoissonProfile, calibrate
+from accounting import PoissonProfile, calibrate
 from samplers import (
     BallsAndBins,
     Deterministic,
     EpochSampler,
-    FullBatch,
     Poisson,
     Shuffle,
     UserPoisson,
@@ -187,27 +186,7 @@ def test_each_attempt_of_an_outside_one_draw_sampler_has_its_own(epsilon):
     assert sampler.privacy_of(1.0, [range(3)]).profile == sampler.privacy(1.0)
 
 
-# --- Places of examples --------------------------------------------------------------------------
-
-
-def test_poisson_counts_steps_wherever_they_lie():
-    sampler = Poisson(**SIZES)
-    parts = sampler.privacy_of(SIGMA, [range(7), range(3, 16)])
-    assert parts == sampler.privacy_of(SIGMA, [range(20)])
-
-
-@pytest.mark.parametrize("kind", [Deterministic, FullBatch])
-def test_known_order_counts_the_steps_of_one_example(kind):
-    sampler = FullBatch(100, 30) if kind is FullBatch else Deterministic(100, 10, epochs=3)
-    attempts = [range(0, 14), range(12, 30)]
-    most = 32 if kind is FullBatch else 4
-    assert sampler.privacy_of(2.0, attempts, same_rows=True) == GaussianProfile(
-        2.0 / math.sqrt(most)
-    )
-    halves = [range(0, 15), range(15, 30)]
-    if kind is Deterministic:  # an example of other rows may be in an early step, then a late one
-        assert sampler.privacy_of(2.0, halves, same_rows=True) == sampler.privacy(2.0)
-        assert upper(sampler.privacy_of(2.0, halves)) == upper(GaussianProfile(1.0))
+# --- Refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -229,11 +208,3 @@ def test_ranges_outside_a_run_are_refused_in_one_line(sampler, attempts, message
             price(attempts)
         assert message in str(refusal.value)
         assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("kind", [Poisson, BallsAndBins])
-def test_the_cap_of_the_run_stays_when_more_epochs_are_asked_for(kind):
-    sampler = kind(**SIZES)
-    more = sampler.with_epochs(400)
-    assert more.padded_batch_size == sampler.padded_batch_size
-    assert kind(**{**SIZES, "epochs": 400}).padded_batch_size > sampler.padded_batch_size

@@ -14,6 +14,7 @@ from accounting import (
     UnitsThenPoissonProfile,
     UserPoissonProfile,
 )
+from accounting.profile import UpperEnd
 from accounting.profiles.truncation import (
     Cap,
     truncated_profile,
@@ -108,6 +109,42 @@ COSTS = [
 @pytest.mark.parametrize(("sampler", "profile"), COSTS, ids=lambda value: str(value)[:50])
 def test_the_cost_is_the_profile_of_the_sampler_s_own_sizes(sampler, profile):
     assert sampler.privacy(S) == profile
+
+
+KNOWN, OVERLAPPING = Deterministic(100, 10, epochs=3), [range(0, 14), range(12, 30)]
+PARTS = [
+    (Poisson(*SIZES, **UNCUT), [range(7), range(3, 16)], PoissonProfile(S, 40 / 4010, 20)),
+    (Multistage(TREE, (1, 2), steps=50), OVERLAPPING, worst_leaf(S, 32, (1, 2), ((3, 2),), 2)),
+    # The largest group's steps; in two attempts, a row may lie in two groups.
+    *(
+        (Poisson(4000, 40, cycle_length=4, **UNCUT), steps, PoissonProfile(S, 0.04, most))
+        for steps, most in (
+            ([range(8)], 2),
+            ([range(3, 4)], 1),
+            ([range(3, 8)], 2),
+            ([range(1, 4), range(5, 9)], 2),
+            ([range(1, 2), range(2, 3)], 2),
+            ([range(0, 5), range(1, 6)], 4),
+        )
+    ),
+    # Where the order is known, the steps of one example; an example of other rows may have more.
+    (FullBatch(100, 30), OVERLAPPING, GaussianProfile(S / math.sqrt(32))),
+    (KNOWN, OVERLAPPING, GaussianProfile(S / math.sqrt(4))),
+    (KNOWN, [range(0, 15), range(15, 30)], GaussianProfile(S / math.sqrt(4))),
+    # One count over both halves would give the price of one participation.
+    (Shuffle(600, 300, order="fixed"), [range(1), range(1, 2)], GaussianProfile(S / math.sqrt(2))),
+]
+
+
+@pytest.mark.parametrize(("sampler", "attempts", "profile"), PARTS, ids=str)
+def test_attempts_cost_the_steps_that_they_release(sampler, attempts, profile):
+    price = sampler.privacy_of(S, attempts)
+    assert (price.profile if isinstance(price, UpperEnd) else price) == profile
+
+
+def test_same_rows_of_a_known_order_take_part_once_an_epoch():
+    halves = [range(0, 15), range(15, 30)]
+    assert KNOWN.privacy_of(S, halves, same_rows=True) == KNOWN.privacy(S)
 
 
 def test_noise_and_epochs_are_those_of_the_profile(make):

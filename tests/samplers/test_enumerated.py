@@ -5,7 +5,6 @@ import functools
 import enumeration
 import pytest
 
-from accounting import GaussianProfile
 from samplers import BallsAndBins, Poisson, Shuffle, UnitsThenPoisson, UnitTree, UserPoisson
 
 # Gradients of the other examples, by the number of steps that are released.
@@ -108,10 +107,3 @@ def test_price_of_groups_holds_for_noise_of_two_bands(cap, epsilon, other):
     (worst,) = enumeration.hockey_sticks(cells, 0.9, epsilon)
     price = sampler.privacy_of(0.9, [range(2)], same_rows=True).delta(epsilon)
     assert worst <= price.upper * (1.0 + 1e-3) + 1e-6
-
-
-def test_fixed_draws_of_attempts_add_up():
-    # Two half epochs: one count over both ranges would give the price of one participation.
-    price = Shuffle(600, 300, order="fixed").privacy_of(1.0, HALVES, same_rows=True)
-    assert price.profile == GaussianProfile(1.0 / 2.0**0.5)
-    assert price.delta(6.0).lower > 50 * GaussianProfile(1.0).delta(6.0).upper

@@ -61,6 +61,8 @@ SMALL = [
     *((make, (1, 1), 2) for make in EPOCH_SAMPLERS),
     *((make, (5, 2), 2) for make in ("deterministic", "shuffle", "poisson", "balls-and-bins")),
     *((make, (5, b), 65_536) for make, b in (("poisson-cyclic", 2), ("balls-and-bins-cyclic", 2))),
+    ("units-then-poisson", (4, 1), 2),
+    ("units-then-poisson", (7, 2), 2),
     ("shuffle", (4, 1), 2),  # the whole order is seen, over two buckets of about two each
     *(
         pytest.param(make, at, chunk, marks=pytest.mark.long)
@@ -84,10 +86,13 @@ def test_an_epoch_has_its_exact_law(name, sizes, chunk, small_chunks, assert_law
     cells = [(cell,) for cell in law if cell not in rare] + [tuple(rare)] * bool(rare)
     exact = np.array([sum(law[one] for one in cell) for cell in cells])
     counts = dict.fromkeys(law, 0)
-    for seed in range(max(200, math.ceil(6 / exact[exact > 0].min()))):
+    for seed in range(max(1000, math.ceil(6 / exact[exact > 0].min()))):
         counts[matrix(sampler, seed, 0).tobytes()] += 1
     found = np.array([sum(counts[one] for one in cell) for cell in cells])
     assert_law(found, exact)
+    if hasattr(sampler, "sampling_prob"):
+        sizes = sum(p * sum(cell) for cell, p in law.items())  # a cell has a byte for each entry
+        assert sampler.expected_batch_size == pytest.approx(sizes / sampler.steps_per_epoch)
 
 
 def test_every_bit_of_a_long_seed_matters(make):

@@ -89,11 +89,6 @@ def test_an_episode_names_the_unit_of_each_example(even_tree):
 # ----------------------------------------------------------------------------- what it costs
 
 
-def test_parts_of_runs_cost_their_number_of_episodes():
-    sampler = Multistage(TREE, (1, 2), steps=50)
-    assert sampler.privacy_of(3.0, [range(10), range(5, 45)]) == sampler.privacy(3.0)
-
-
 def test_user_under_two_parents_is_protected_within_one():
     visits = {"shop": [0, 0, 1, 1], "user": [5, 6, 5, 6]}  # each user is two units
     tree = UnitTree.from_columns(visits)
