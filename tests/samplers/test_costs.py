@@ -69,6 +69,15 @@ COSTS = [
         BallsAndBins(1000, 10, 2, max_batch_size=334, cycle_length=3),
         BallsAndBinsProfile(S, 34, 2),
     ),
+    # Of each example's own shard and group: 1000 rows, 4 shards of 250, 2 groups of 125.
+    (
+        Poisson(1000, 20, 2, max_batch_size=15, num_shards=4, cycle_length=2),
+        truncated_profile(PoissonProfile(S, 0.04, 50), Cap(125, 0.04, 15), 4),
+    ),
+    (
+        BallsAndBins(1003, 20, max_batch_size=15, num_shards=4),
+        truncated_profile(BallsAndBinsProfile(S, 51), Cap(251, 1 / 51, 15), 4),
+    ),
     # Fixed bins overflow together.
     (
         BallsAndBins(1000, 10, 5, max_batch_size=30, **FIXED),
@@ -81,6 +90,10 @@ COSTS = [
     (
         UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=60),
         truncated_profile(UserPoissonProfile(S, 100, 0.02, 5), Cap(1000, 0.02, 60)),
+    ),
+    (
+        UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=40, num_shards=2),
+        truncated_profile(UserPoissonProfile(S, 100, 0.02, 5), Cap(500, 0.02, 40), 2),
     ),
     # The unit of a leaf is drawn with 2 of 3; at most 2 x 4 examples are in two units.
     (

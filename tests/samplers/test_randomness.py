@@ -105,12 +105,12 @@ def test_uniform_integers_reject_exactly_the_excess_words(monkeypatch):
     assert drawn.tolist() == expected
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
 def test_every_permutation_is_equally_likely(count):
     outcomes = {order: 0 for order in itertools.permutations(range(count))}
     for index in range(6000):
         outcomes[tuple(uniform_permutation(key(index, seed=count), count).tolist())] += 1
-    assert count == 1 or stats.chisquare(list(outcomes.values())).pvalue > FALSE_ALARM
+    assert count <= 1 or stats.chisquare(list(outcomes.values())).pvalue > FALSE_ALARM
 
 
 def test_positions_in_a_long_permutation_are_uniform():
@@ -130,10 +130,6 @@ def test_equal_sort_keys_are_drawn_again(monkeypatch):
     words = np.array([5, 5, 1, 9, 7, 8], dtype=np.uint64)
     monkeypatch.setattr(Key, "words64", lambda self, count: words[:count])
     assert uniform_permutation(key(), 3).tolist() == [1, 2, 0]
-
-
-def test_an_empty_permutation_is_empty():
-    assert uniform_permutation(key(), 0).size == 0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 from scipy import stats
 
 from accounting import default_delta
-from accounting.profiles.truncation import TruncatedProfile
 from samplers import BallsAndBins, BatchSource, Poisson, UnitsThenPoisson, UnitTree
 
 FALSE_ALARM = 1e-6
@@ -120,37 +119,3 @@ def test_a_batch_may_be_empty_and_is_then_all_padding():
             empty += 1
             assert not one.indices.any()
     assert stats.binomtest(empty, 400, 0.95**20).pvalue > FALSE_ALARM
-
-
-# ------------------------------------------------------------------------------------------ shards
-
-
-def chances_of_an_example(sampler, group):
-    """Exact chances, over a run, that an example of shard 0 is kept in a cut batch, and dropped."""
-    size = int(np.sum(np.array(sampler.shard_range(0)) % sampler.cycle_length == group))
-    others = np.arange(size)
-    law = sampler.sampling_prob * stats.binom.pmf(others, size - 1, sampler.sampling_prob)
-    law *= others >= sampler.shard_batch_size
-    kept = law * sampler.shard_batch_size / (others + 1)
-    steps = sampler.num_steps // sampler.cycle_length
-    return steps * kept.sum(), steps * (law - kept).sum()
-
-
-@pytest.mark.parametrize("shards", [1, 2, 4, 7])
-@pytest.mark.parametrize("cycle", [1, 3])
-@pytest.mark.parametrize("cap", [3, 4])
-def test_only_an_example_s_own_shard_and_group_count(variable, shards, cycle, cap):
-    sampler = variable(23, 3, 2, max_batch_size=cap, num_shards=shards, cycle_length=cycle)
-    paid = sampler.privacy(1.0)
-    for group in range(cycle):
-        kept, dropped = chances_of_an_example(sampler, group)
-        if not isinstance(paid, TruncatedProfile):
-            assert kept == dropped == 0.0
-            continue
-        flagged = math.exp(paid.cases[0].flagged[0].log_probability)
-        assert kept <= flagged * (1 + 1e-8)
-        most = math.exp(paid.log_thinned)
-        most *= 1.0 if isinstance(sampler, BallsAndBins) else sampler.sampling_prob
-        assert dropped <= most * (1 + 1e-8)
-        if cap >= sampler.largest_group * sampler.sampling_prob + 1 and kept > 0.0:
-            assert flagged <= 6 * kept  # of groups that differ by one example at most

@@ -117,14 +117,3 @@ def test_one_law_of_masses_under_1e140_is_not_void(kind):
     assert ratio.remove(440.0) == pytest.approx(1.0, abs=1e-6)
     assert ratio.add(440.0) == pytest.approx(1.0, abs=1e-6)
     assert ratio.remove(470.0) <= 1e-280
-
-
-def test_averages_of_nearly_no_ratio_take_little_memory():
-    import tracemalloc
-
-    tracemalloc.start()
-    for kind in KINDS:
-        kind.gaussian(1e8, 1e-8).average(30)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 20e6

@@ -242,6 +242,18 @@ def test_nearly_equal_laws_have_intervals_that_meet(one, other, more):
     assert bound.upper <= known.upper + more
 
 
+def test_poisson_within_known_units_is_a_mixture_over_their_draws():
+    # The number of steps that draw the unit is binomial: an independent formula.
+    steps, unit, rate, eps = 12, 0.3, 0.2, 0.7
+    upper = UnitsThenPoissonProfile(1.0, steps, unit, rate).delta(eps).upper
+    total = sum(
+        math.comb(steps, k) * unit**k * (1 - unit) ** (steps - k)
+        * PoissonProfile(1.0, rate, k).delta(eps).upper
+        for k in range(1, steps + 1)
+    )  # fmt: skip
+    assert upper == pytest.approx(total, rel=5e-3)
+
+
 @pytest.mark.parametrize(
     "profile",
     [MultistageProfile(0.02, 10, (1, 50), (100, 100)), UserPoissonProfile(0.05, 10, 0.5, 50)],
