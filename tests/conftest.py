@@ -43,6 +43,8 @@ if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
         ]
     ).strip()
 
+gc.disable()  # until all is imported and collected
+
 checked_types.install(["accounting", "samplers", "dpsgd", "experiments"])
 
 hypothesis.settings.register_profile("short", max_examples=50, deadline=None, derandomize=True)
@@ -57,6 +59,7 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
+    gc.enable()
 
 
 SHARED_DATA = ROOT.parent / "shared" / "data"
