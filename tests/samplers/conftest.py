@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +42,11 @@ def full_batch(n: int, b: int, epochs: int = 1, **options: Any) -> BatchSampler:
     return FullBatch(n, -(-n // b) * epochs, **options)
 
 
+def user_poisson(n: int, *sizes: int, **options: Any) -> BatchSampler:
+    """Users of up to three examples."""
+    return UserPoisson(n, *sizes, max_contributions=min(3, n), **options)
+
+
 def cut(kind: Callable[..., BatchSampler]) -> Callable[..., BatchSampler]:
     """Batches that are often cut, or summed in passes."""
     return lambda n, b, *args, **options: kind(n, b, *args, max_batch_size=b + 1, **options)
@@ -60,7 +64,7 @@ EPOCH_SAMPLERS: dict[str, Callable[..., BatchSampler]] = {
     "poisson": Poisson,
     "balls-and-bins": BallsAndBins,
     "balls-and-bins-fixed": functools.partial(BallsAndBins, assignment="fixed"),
-    "user-poisson": functools.partial(UserPoisson, max_contributions=3),
+    "user-poisson": user_poisson,
 }
 SAMPLERS = EPOCH_SAMPLERS | {
     "multistage": multistage,
@@ -103,22 +107,6 @@ def make_epochs(request: pytest.FixtureRequest) -> Callable[..., BatchSampler]:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Lets a small data set have many chunks."""
     return lambda size: monkeypatch.setattr("samplers.plans.CHUNK", size)
-
-
-@pytest.fixture
-def even_tree() -> Callable[..., UnitTree]:
-    """A tree whose units of level j - 1 all have sizes[j - 1] children."""
-
-    def build(*sizes: int) -> UnitTree:
-        rows = np.arange(math.prod(sizes))
-        columns = {
-            f"level {level}": rows // math.prod(sizes[level:]) for level in range(1, len(sizes))
-        }
-        if not columns:
-            return UnitTree([np.array([0, sizes[0]])], rows.astype(np.int32), [])
-        return UnitTree.from_columns(columns)
-
-    return build
 
 
 @pytest.fixture

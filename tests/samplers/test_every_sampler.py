@@ -49,6 +49,8 @@ def test_columns_match_rows_of_chunks_drawn_in_any_order(make, small_chunks, run
             assert set(examples) <= set(range(chunk * 7, chunk * 7 + 7))
             np.add.at(rows, (examples, steps), 1)
         np.testing.assert_array_equal(rows, matrix(sampler, seed, epoch))
+        if several and sampler.row_law().independent:  # shards change no draw
+            np.testing.assert_array_equal(rows, matrix(make(n, b, epochs), seed, epoch))
         for shard in range(sampler.num_shards):
             own, plan = sampler.shard_range(shard), sampler.shard_plan(seed, epoch, shard)
             assert plan.examples.dtype == np.int32

@@ -18,6 +18,11 @@ SHOP = {"shop": np.array(list("baccbacbc"))}
 TREE = UnitTree.from_columns(SHOP)
 
 
+def even(*sizes):
+    """A tree whose units of level j - 1 all have sizes[j - 1] children."""
+    return UnitTree.even(sizes, [f"level {level}" for level in range(1, len(sizes))])
+
+
 @pytest.mark.short("sizes0*", "sizes1*", "sizes2*", "sizes3*")
 @pytest.mark.parametrize(
     ("sizes", "draws"),
@@ -31,9 +36,9 @@ TREE = UnitTree.from_columns(SHOP)
         ((2, 2), (1, 2)),
     ],
 )
-def test_episodes_have_their_exact_law_in_order(even_tree, assert_law, sizes, draws):
+def test_episodes_have_their_exact_law_in_order(assert_law, sizes, draws):
     # Every ordered outcome is a cell: subsets, orders and the independence of units are implied.
-    sampler = Multistage(even_tree(*sizes), draws)
+    sampler = Multistage(even(*sizes), draws)
     outcomes = [list(itertools.permutations(range(sizes[0]), draws[0]))]
     if len(draws) == 2:
         inner = list(itertools.permutations(range(sizes[1]), draws[1]))
@@ -52,9 +57,9 @@ def test_episodes_have_their_exact_law_in_order(even_tree, assert_law, sizes, dr
 
 
 @pytest.mark.parametrize("size", [40, 65, 1000, 2**20 + 7])
-def test_large_draws_are_distinct_and_uniform(even_tree, assert_law, size):
+def test_large_draws_are_distinct_and_uniform(assert_law, size):
     count = 32
-    sampler = Multistage(even_tree(size), (count,))
+    sampler = Multistage(even(size), (count,))
     first, inside = np.zeros(8), np.zeros(8)
     for seed in range(800):
         drawn = sampler.episode(seed, 0).examples
@@ -70,8 +75,8 @@ def test_large_draws_are_distinct_and_uniform(even_tree, assert_law, size):
         assert stats.binomtest(int(seen), 800 * count, probability).pvalue > FALSE_ALARM
 
 
-def test_an_episode_names_the_unit_of_each_example(even_tree):
-    tree = even_tree(4, 5, 6)
+def test_an_episode_names_the_unit_of_each_example():
+    tree = even(4, 5, 6)
     sampler = Multistage(tree, (2, 3, 4), steps=5)
     for step in range(5):
         episode = sampler.episode(11, step)

@@ -6,21 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
+from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 from samplers.shards import Shards
 
 SHARDS = (1, 2, 4, 7)
-runs = st.tuples(
-    st.integers(7, 60), st.integers(1, 60), st.integers(1, 2), st.integers(0, 2**200)
-).filter(lambda run: run[1] <= run[0])
-over_runs = settings(
-    max_examples=10,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 12, 31])
@@ -41,32 +31,6 @@ def test_shards_partition_examples_and_turns_order_them_all(n):
                 np.testing.assert_array_equal(parts, np.bincount(own, minlength=steps))
                 assert parts.max() <= -(-b // count)
                 assert (parts[: (n // count) * count // b] >= b // count).all()
-
-
-@given(run=runs)
-@over_runs
-@pytest.mark.parametrize(
-    "kind",
-    [
-        Poisson,
-        BallsAndBins,
-        lambda *args, **options: BallsAndBins(*args, assignment="fixed", **options),
-        lambda *args, **options: UserPoisson(*args, max_contributions=2, **options),
-    ],
-    ids=["poisson", "bins", "fixed bins", "user poisson"],
-)
-def test_matrix_of_independent_rows_is_equal_for_all_shardings(kind, small_chunks, run):
-    n, b, epochs, seed = run
-    small_chunks(9)
-    whole = kind(n, b, epochs)
-    for shards in SHARDS:
-        sampler = kind(n, b, epochs, num_shards=shards)
-        for epoch in range(epochs):
-            for found, wanted in zip(
-                sampler.plan(seed, epoch), whole.plan(seed, epoch), strict=True
-            ):
-                np.testing.assert_array_equal(found, wanted)
-                assert found.dtype == wanted.dtype
 
 
 @pytest.mark.parametrize("kind", [Deterministic, Shuffle])
