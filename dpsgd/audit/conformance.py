@@ -98,8 +98,8 @@ def check_noise(
 
     Raises:
       AssertionError: If values differ or lack, or the cost is wrong: an own `privacy` or
-        `privacy_of` may not return less than the methods of `Noise`.
-      ValueError: If the sampler's guarantee does not hold for the noise's bands.
+        `privacy_of` may not return less than the methods of `Noise`, nor raise, as those do for
+        more bands than the sampler's separation.
     """
     tested = [sampler] if sampler else _samplers(noise.bands, steps)
     sigmas = [noise_multiplier] if noise_multiplier else _SIGMAS
@@ -124,8 +124,8 @@ def _samplers(bands: int, steps: int) -> list[BatchSampler]:
         Deterministic(*sizes),
         Shuffle(*sizes),
         Shuffle(*sizes, order="fixed"),
-        Poisson(*sizes, cycle_length=bands),
-        BallsAndBins(*sizes, cycle_length=bands),
+        Poisson(*sizes, cycle_length=bands, overflow="accumulate"),
+        BallsAndBins(*sizes, cycle_length=bands, overflow="accumulate"),
     ]
     return [sampler for sampler in samplers if sampler.separation >= bands]
 

@@ -234,7 +234,6 @@ FAULTY_NOISES = {
     "CheapUnderPoisson": (cheap_under(Poisson), "a run under Poisson"),
     "CheapUnderShuffling": (cheap_under(Shuffle), "a run under Shuffle"),
     "CheapAtLowNoise": (cheap_under(Deterministic, 0.9), "noise multiplier 0.5"),
-    "Faint": ({"add": faint}, "a step releases what the definition"),
     "Cheap": ({"privacy": priced_as_independent(2)}, "cost"),
     "CheapPart": ({"privacy_of": cheap_part}, "cost"),
     "CheapWithinAnEpoch": ({"privacy_of": cheap_within}, "cost"),
@@ -248,9 +247,15 @@ def test_a_faulty_noise_or_one_that_is_priced_too_low_is_refused(members, wrong)
         check_noise(faulty(Independent, **members)(), steps=24)
 
 
+def test_a_fainter_noise_than_stated_is_refused():
+    noise = faulty(Independent, add=faint)()
+    with pytest.raises(AssertionError, match="a step releases what the definition"):
+        check_noise(noise, sampler=Deterministic(96, 8, 2))
+
+
 def test_noise_of_too_many_bands_is_refused_at_any_price():
     cheap = faulty(BandedToeplitz, privacy=priced_as_independent(1))((4.0, 2.0, 1.0))
-    with pytest.raises(ValueError, match="more than the minimum separation 2"):
+    with pytest.raises(AssertionError, match="more than the minimum separation 2"):
         check_noise(cheap, sampler=Deterministic(16, 8, 12))
 
 
