@@ -281,7 +281,7 @@ def loss_of_classes(theta, row):
 def test_row_vector_has_the_derivatives_of_its_log_loss(kind, example, loss, weight):
     row = kind.of.reads((), jax.tree.map(jnp.asarray, example, is_leaf=lambda x: type(x) is list))
     theta = kind.of.start() * 0.9 + 0.1
-    gradient, hessian = jax.grad(loss)(theta, row), jax.hessian(loss)(theta, row)
+    gradient, hessian = (jax.jit(of(loss))(theta, row) for of in (jax.grad, jax.hessian))
     i, j = np.triu_indices(len(theta))
     packed = hessian[i, j] * np.where(i == j, 1, np.sqrt(2))
     expected = np.append(gradient, weight * packed)

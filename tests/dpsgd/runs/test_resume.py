@@ -184,7 +184,8 @@ def train_blocks_told(monkeypatch, tell):
 
 
 def test_correlated_noise_restarts_only_in_a_new_attempt(tmp_path, monkeypatch):
-    config = config_of(bands=2, coefficients=(1.0, 0.5))
+    sampler = SETTINGS["deterministic"](batch_size=16, epochs=3)
+    config = config_of(sampler=sampler, bands=2, coefficients=(1.0, 0.5))
     out = run_and_stop(line, config, tmp_path / "run")
     killed = kill(shutil.copytree(out, tmp_path / "killed"))
     begun = []
