@@ -119,7 +119,7 @@ REFUSED = [
 def refused(row):
     """Whether the values of a part of a row do not go together."""
     values = set(row.values())
-    return any(all(values & one for one in sets) for *sets, _ in REFUSED)
+    return any(not any(map(values.isdisjoint, sets)) for *sets, _ in REFUSED)
 
 
 ROWS = covering(OPTIONS, refused)
