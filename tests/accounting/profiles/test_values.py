@@ -242,7 +242,7 @@ def test_nearly_equal_laws_have_intervals_that_meet(one, other, more):
     assert bound.upper <= known.upper + more
 
 
-def test_poisson_within_known_units_is_a_mixture_over_their_draws():
+def test_poisson_within_known_units_is_a_mixture_over_draws():
     # The number of steps that draw the unit is binomial: an independent formula.
     steps, unit, rate, eps = 12, 0.3, 0.2, 0.7
     upper = UnitsThenPoissonProfile(1.0, steps, unit, rate).delta(eps).upper
