@@ -69,7 +69,7 @@ class RowTests:
     def _chosen(self) -> np.ndarray:
         """Returns the counted examples: both ends of the first and last chunk, if many.
 
-        Few are counted in many steps, where each example may have rates of its own.
+        Few are counted in many steps, where each example may have other rates than the next.
         """
         sampler, n = self._sampler, self._sampler.num_examples
         most = int(_EACH * n / self._each)

@@ -63,7 +63,7 @@ def price_check(
 def _underpriced(
     noise: Noise, runs: Iterable[tuple[BatchSampler, float]], delta: float
 ) -> tuple[bool, str]:
-    """Returns whether a cost is below `Noise`'s, and what was compared."""
+    """Returns whether a cost is below `Noise`'s and which costs were compared."""
     details = []
     for sampler, sigma in runs:
         run, (segment, inner) = range(sampler.num_steps), _partial(sampler)

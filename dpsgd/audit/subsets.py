@@ -183,7 +183,7 @@ class RatedSubsets(Subsets):
     """Subsets of members that take part at different rates, negatively associated.
 
     The size of such a subset says which members are likely. Pairs and repetitions are compared with
-    the rates, whatever the sizes are; two members are together at most as often as if independent.
+    the rates for draws of any size; two members are together at most as often as if independent.
     """
 
     def __init__(
@@ -238,9 +238,9 @@ class RatedSubsets(Subsets):
         )
         yield binomial(count, trials, _ratio(expected, trials))
         is_second = np.zeros(later.size, bool)
-        for number, other in enumerate(later):
-            if other > number:
-                is_second[other] = not is_second[number]
+        for number, following in enumerate(later):
+            if following > number:
+                is_second[following] = not is_second[number]
         for firsts in (is_second, ~is_second):
             chosen = firsts & (later > np.arange(later.size))
             total = [x[chosen].sum() for x in (count, trials, expected)]

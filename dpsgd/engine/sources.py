@@ -150,11 +150,11 @@ class _Reader:
         columns, structure = _columns(rows, place)
         if structure != self.structure:
             lacks = [path for path in self.paths if path not in columns]
-            more = [path for path in columns if path not in self.paths]
+            added = [path for path in columns if path not in self.paths]
             said = [f"without {', '.join(lacks)}"] * bool(lacks)
-            said += [f"with {', '.join(more)}"] * bool(more)
-            how = " and ".join(said) or "in other containers"
-            raise SourceError(f"{place} returned columns {how}, unlike before")
+            said += [f"with {', '.join(added)}"] * bool(added)
+            difference = " and ".join(said) or "in other containers"
+            raise SourceError(f"{place} returned columns {difference}, unlike before")
         leaves = list(columns.values())
         for leaf, (shape, dtype) in zip(leaves, self.shapes, strict=True):
             if leaf.shape != (len(indices), *shape) or leaf.dtype != dtype:

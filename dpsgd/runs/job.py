@@ -211,8 +211,8 @@ class Training:
                 run = refinement, mechanism, state.params, rows()
                 return audit_queries(*run, placement=place, root=root)
 
-            parts = key, refinement, mechanism.sums_mechanism(), place
-            checks += once(queries, state.params, sums[0], parts).checks
+            sums_key = key, refinement, mechanism.sums_mechanism(), place
+            checks += once(queries, state.params, sums[0], sums_key).checks
             audited_parts.append("the sums over all rows")
         return verdict(AuditReport(checks), audited_parts)
 

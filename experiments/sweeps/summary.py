@@ -161,7 +161,9 @@ class Summary:
         lines += [*self.remarks, *NOT_COVERED]
         for row in self.table.rows:
             if row[CERTIFIED] is not None:
-                lines += [f"not covered by a guarantee: {what}" for what in row["not_covered"]]
+                lines += [
+                    f"not covered by a guarantee: {exclusion}" for exclusion in row["not_covered"]
+                ]
             lines += [WARM_START] if WARM_START in row["notes"] else []
         lines += [
             f"the {' and the '.join(grid.tune).replace('_', ' ')} shown are, point by point, the "
