@@ -219,6 +219,8 @@ def test_joint_cost_counts_initial_models_once_and_attempts_each():
     assert whole.together.epsilon == cost([earlier, *attempts], 1e-5).epsilon
     assert whole.by_task == ("labels",)
     assert "NOT COVERED: labels" in whole.sentence()
+    started[0] = dataclasses.replace(started[0], initial=Initial("2", (earlier,), "c"))
+    assert "(this run and c and a together)" in cost(started, 1e-5).sentence()
     started[0] = dataclasses.replace(started[0], initial=unknown)
     assert UNKNOWN in cost(started, 1e-5).sentence()
 

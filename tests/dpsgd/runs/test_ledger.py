@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 import accounting
 from accounting import TrialCount
-from dpsgd import Mechanism, Segment, cost
+from dpsgd import Mechanism, RunSpec, Segment, cost
 from dpsgd.core.queries import FullSums
 from dpsgd.files import write_atomically
-from dpsgd.runs.history import NO_HEAD, LedgerError, line_of, read
+from dpsgd.runs.history import NO_HEAD, History, LedgerError, line_of, read
 from dpsgd.runs.ledger import Ledger
+from dpsgd.runs.result import FinishedRun, environment_mismatch
 from dpsgd.runs.terms import Terms
 from dpsgd.selection.vault import Vault, VaultSecret
 from samplers import (
@@ -114,6 +115,16 @@ def test_a_whole_run_is_priced_by_the_file_alone(path, sampler):
     assert (guarantee.unit, guarantee.delta) == (sampler.unit, DELTA)
     assert f"unit: one {sampler.unit}" in guarantee.sentence()
     assert len(path.read_text()) < 4_000  # the shape of the tree, and not the tree
+
+
+def test_what_differs_between_environments_is_named(path):
+    (attempt,), spec = read(declared(path)).attempts, RunSpec.of(BINS, noise_multiplier=SIGMA)
+    one, other = (
+        FinishedRun(path, {}, spec, {}, History([replace(attempt, environment=where)]))
+        for where in ({"jax": "1", "code": "a"}, {"jax": "1", "code": "b"})
+    )
+    assert environment_mismatch([one, other]) == ["code"]
+    assert environment_mismatch([one, one]) == []
 
 
 def test_steps_of_another_attempt_cost_more(path):
