@@ -50,8 +50,8 @@ class Algorithm(NamedTuple):
     The functions that run an algorithm take its mechanism.
     """
 
-    loss_fn: Callable[..., jax.Array]
-    """Loss of one clipped example or unit."""
+    loss_fn: Callable[..., jax.Array] | None
+    """Loss of one clipped example or unit; None if `clipped_sum` has a rule of its own."""
     clipping: ClippingRule
     """Rule that brings an example's gradient to norm C."""
     optimizer: optax.GradientTransformation
@@ -70,12 +70,12 @@ class Algorithm(NamedTuple):
     @property
     def takes_key(self) -> bool:
         """True if the loss takes a key."""
-        return takes_key(self.loss_fn)
+        return self.loss_fn is not None and takes_key(self.loss_fn)
 
     @property
     def foreign_calls(self) -> bool:
         """True if the loss may call the host and foreign functions, which no guarantee covers."""
-        return allows_foreign_calls(self.loss_fn)
+        return self.loss_fn is not None and allows_foreign_calls(self.loss_fn)
 
     @property
     def tables(self) -> Any:
@@ -119,7 +119,7 @@ class Algorithm(NamedTuple):
         Raises:
           ValueError: If the loss takes a batch, or no derivative reaches any leaf.
         """
-        if not self.freezes:
+        if not self.freezes or self.loss_fn is None:
             return frozenset()
         leaves, structure = jax.tree.flatten((params, example))
         shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves]

@@ -111,6 +111,8 @@ def why_no_gradients(probe: Probe, *, large: bool) -> str:
       Reason in words; empty if the gradients can be computed.
     """
     algorithm = probe.algorithm
+    if algorithm.loss_fn is None:
+        return "the clipped sum has a rule of its own"
     if algorithm.takes_key and probe.mechanism.sampler.num_shards > 1:
         return "keys of a loss depend on the shard of a row"
     if probe.tables and large:

@@ -292,6 +292,18 @@ def test_a_faulty_clipping_is_refused():
         check_clipping(sound._replace(clipped_sum=clipped_sum), PARAMS, ROWS)
 
 
+def test_a_clipped_sum_with_a_rule_of_its_own_is_measured():
+    sound = dpsgd(loss, optax.sgd(0.1))._replace(loss_fn=None)
+
+    def clipped_sum(params, batch, weights, scales, *rest, **how):
+        loose = dataclasses.replace(scales, l2_clip_norm=1.02 * scales.l2_clip_norm)
+        return sound.clipped_sum(params, batch, weights, loose, *rest, **how)
+
+    assert check_clipping(sound, PARAMS, ROWS).passed
+    with pytest.raises(AssertionError):
+        check_clipping(sound._replace(clipped_sum=clipped_sum), PARAMS, ROWS)
+
+
 HELD = jnp.arange(1_000.0)
 ADDING_ROWS = {
     "in update": (lambda params: (), lambda x, state: x + HELD.mean()),
