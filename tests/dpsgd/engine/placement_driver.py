@@ -214,9 +214,9 @@ def test_layout_repeats_its_bits_and_leaves_the_callers_state(placement, loss_fn
 NOISES = {
     "independent": (None, FRESH, (on(2), on(8), on(8, SHARE)), (0, 0, 0)),
     "bands": (None, BANDED, (on(2), on(8), on(8, SHARE)), (0, 0, 0)),
-    # On eight devices the last bits of a row that a step has caught up differ; why is not known.
+    # The last bits of a row that a step has caught up differ, on some processors more.
     # No guarantee needs them to be one: another placement is another attempt.
-    "lazy": (TABLES, FRESH, (on(1), on(2), on(4), on(8)), (8, 8, 0)),
+    "lazy": (TABLES, FRESH, (on(1), on(2), on(4), on(8)), (2**-22, 2**-22, 0)),
 }
 
 
@@ -227,7 +227,7 @@ def test_noise_of_every_layout_is_that_of_one_device(tables, noise, places, most
     for place in places:
         for allowed, *states in zip(most, run(place, nothing, tables)[0], expected, strict=True):
             pairs = zip(*(jax.tree.leaves(state.raw_params) for state in states), strict=True)
-            assert sum(np.sum(x != y) for x, y in pairs) <= allowed
+            assert max(np.abs(x - y).max() for x, y in pairs) <= allowed
 
 
 @pytest.mark.parametrize("noise", [FRESH, BANDED])
