@@ -288,7 +288,7 @@ def _nothing(params: PyTree) -> optax.EmptyState:
     return optax.EmptyState()
 
 
-def chosen_refinement(
+def refinement_of(
     offered: Refinement | None, mechanism: Mechanism, kind: str | None
 ) -> Refinement | None:
     """Returns the calibration by the sums at a run's end.

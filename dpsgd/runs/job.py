@@ -27,7 +27,7 @@ from dpsgd.engine.feed import BLOCK_STEPS, Layout
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import shapes_of_rows
-from dpsgd.engine.queries import Refinement, chosen_refinement, refine, sums_run
+from dpsgd.engine.queries import Refinement, refine, refinement_of, sums_run
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.noise.keys import Keys, RootKey
 from dpsgd.runs.audit import NOT_MADE, once, probe_rows, rule_conformance, verdict
@@ -324,7 +324,7 @@ class Job(Training):
             ),
             delta=run.delta,
             synthetic=task.generated,
-            refinement=chosen_refinement(calibration_of(task), mechanism, spec.calibration),
+            refinement=refinement_of(calibration_of(task), mechanism, spec.calibration),
             placement=placement,
             audited=spec.audit,
             data_on=spec.data_on,

@@ -12,7 +12,7 @@ from accounting.profile import format_delta
 from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport
-from dpsgd.engine.queries import chosen_refinement
+from dpsgd.engine.queries import refinement_of
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.audit import ROWS, conformance, probe_rows, rule_conformance
 from dpsgd.runs.mechanism import ResolvedRun, resolved
@@ -92,7 +92,7 @@ def coupled(
       progress: Called with a line on the current check.
     """
     mechanism, spec = run.mechanism, run.spec
-    refinement = chosen_refinement(calibration_of(task), mechanism, spec.calibration)
+    refinement = refinement_of(calibration_of(task), mechanism, spec.calibration)
     progress("compiling and running the program that trains")
     num_steps = mechanism.sampler.num_steps
     if isinstance(question := spec.tables, Lazy):  # any step sizes: the program is the same
