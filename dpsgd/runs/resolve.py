@@ -251,8 +251,7 @@ def _with_calibration(
     offered, why = calibration_of(task), ""
     kind: Any = offered.kind if offered else spec.calibration
     if not offered:
-        hidden, see = " for such labels", " (see dpsgd.runs.task.Task)"
-        hint = hidden if hasattr(task, "calibration") else see
+        hint = " for such labels" if hasattr(task, "calibration") else " (see dpsgd.runs.task.Task)"
         why = f"the task, a {type(task).__name__}, offers none{hint}"
     elif spec.calibration not in (None, kind):
         why = f"the task, a {type(task).__name__}, offers {kind}"
