@@ -450,7 +450,7 @@ def without_others(batch, i):
     return jax.tree.map(lambda x: poison(x) if isinstance(x, np.ndarray) else x, batch)
 
 
-@pytest.mark.short("[!c]*", "control_flow*", "columns*")
+@pytest.mark.short("[!c]*", "contractions", "control_flow*", "columns*")
 @pytest.mark.parametrize(
     "name", [pytest.param(c, marks=pytest.mark.long if c in LONG else ()) for c in CASES]
 )
