@@ -130,7 +130,7 @@ def _estimate(bound: Bound) -> float:
 
 @dataclass(frozen=True)
 class _Target:
-    """An answer that a noise multiplier is to keep at most; excesses are by its logarithm.
+    """Target of a calibration, and how far the answer of a noise multiplier exceeds it.
 
     Attributes:
       privacy: Maps a noise multiplier to a profile.
@@ -144,29 +144,29 @@ class _Target:
     answer: float
     scale: Callable[[float], float] = float
 
-    def excess(self, found: float) -> float:
+    def excess(self, reached: float) -> float:
         """Returns the excess of an answer's logarithm, <= 0 where it meets the target."""
-        value = log_excess(float(self.scale(found)), float(self.scale(self.answer)))
+        value = log_excess(float(self.scale(reached)), float(self.scale(self.answer)))
         # No rounding of the scale may tell the side.
-        return min(value, 0.0) if found <= self.answer else max(value, 5e-324)
+        return min(value, 0.0) if reached <= self.answer else max(value, 5e-324)
 
     def rough(self, log_noise: float) -> float:
-        """Returns about the excess at a noise, without cuts that hardly count."""
+        """Returns an estimate of the excess, without cuts of batches that hardly count."""
         delta = self.question.at if self.question.wanted == "epsilon" else self.answer
         profile = _simplified(self.privacy(math.exp(log_noise)), delta)
         return self.excess(_estimate(self._loosely(_ROUGH).ask(profile)))
 
     def close(self, log_noise: float) -> float:
-        """Returns about the excess at a noise, closer."""
+        """Returns a closer estimate of the excess."""
         return self.excess(_estimate(self._loosely(_CLOSE).ask(self.privacy(math.exp(log_noise)))))
 
     def upper(self, log_noise: float) -> float:
-        """Returns the excess of an upper end that is computed alone."""
+        """Returns the excess of the upper end, computed without the lower one."""
         alone = self.question._replace(upper_only=True)
         return self.excess(alone.ask(self.privacy(math.exp(log_noise))).upper)
 
     def exact(self, log_noise: float) -> float:
-        """Returns the excess of the upper end that users of the profile see."""
+        """Returns the excess of the upper end that the profile prints."""
         return self.excess(self.question.ask(self.privacy(math.exp(log_noise))).upper)
 
     def _loosely(self, width: float) -> Question:

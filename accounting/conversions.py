@@ -144,6 +144,8 @@ def compare_with_peer(profile: PrivacyProfile, delta: float) -> str:
             relation = f"above our upper end by {excess:.2g}; its estimate is pessimistic"
     elif ours.upper - ours.lower > 2.0 * _PEER_TOLERANCE * min(1.0, ours.upper):
         relation = "inside our interval"
+        if not ours.lower <= peer <= ours.upper:
+            relation = "outside our interval by less than the grid of its losses"
     else:
         relation = "equal up to the grid of its losses"
     if isinstance(profile, TruncatedProfile):

@@ -47,15 +47,23 @@ class Registry:
       noun: Kind of part in messages, such as "sampler".
       base: Base class of all classes.
       built_in: Classes of this package by name.
+      unnamed: Classes of this package that users cannot choose.
 
     >>> numbers = Registry("number", int, {"truth": bool})
     >>> numbers.find("truth"), numbers.name_of(bool), numbers.name_of(int)
     (<class 'bool'>, 'truth', 'builtins:int')
+    >>> numbers.is_own(True), numbers.is_own(1)
+    (False, True)
     """
 
     noun: str
     base: type
     built_in: Mapping[str, type]
+    unnamed: tuple[type, ...] = ()
+
+    def is_own(self, part: Any) -> bool:
+        """Returns True for a part from outside this package, also of a built-in's subclass."""
+        return type(part) not in (*self.built_in.values(), *self.unnamed)
 
     def name_of(self, kind: type) -> str:
         """Returns the name of a class; `find` inverts it."""

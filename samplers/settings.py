@@ -18,6 +18,7 @@ from accounting.records import Record, field_types
 from samplers.balls_and_bins import BallsAndBins
 from samplers.base import BatchSampler
 from samplers.deterministic import Deterministic
+from samplers.full_batch import FullBatch
 from samplers.multistage import Multistage
 from samplers.poisson import Poisson
 from samplers.population import Population
@@ -47,6 +48,7 @@ SAMPLERS = Registry(
     "sampler",
     BatchSampler,
     {re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower(): kind for kind in KINDS},
+    (FullBatch,),
 )
 """Samplers by name."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpsgd.audit.draws import draw_checks
-from dpsgd.audit.prices import cost_checks, price_check
+from dpsgd.audit.prices import DELTA, own_price_checks
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.audit.runtime.blocks import block_checks
@@ -28,9 +28,8 @@ from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.queries import Refinement, sums_run
 from dpsgd.noise.keys import RootKey
-from dpsgd.noise.registry import NOISES
 from samplers import BatchSampler, FullBatch
-from samplers.settings import KINDS
+from samplers.settings import SAMPLERS
 
 PyTree = Any
 
@@ -46,6 +45,7 @@ def audit_program(
     claimed: BatchSampler | None = None,
     root: RootKey | None = None,
     laws: bool = False,
+    delta: float = DELTA,
 ) -> AuditReport:
     """Audits the program of a run, and its sampler.
 
@@ -61,7 +61,8 @@ def audit_program(
         audit makes two releases with equal noise, and their difference has no noise.
       laws: True to test every sampler's draws statistically; by default only samplers from outside
         `samplers`, and samplers that differ from `claimed`. Draws must pass the exact checks first.
-        Samplers from outside are then tested thoroughly, and so are their costs.
+        Samplers from outside are then tested thoroughly.
+      delta: Delta of the guarantee, at which stated costs of parts from outside are compared.
 
     Raises:
       ValueError: If the mechanism has no noise, or there are no rows.
@@ -71,14 +72,10 @@ def audit_program(
     probe = Probe(algorithm, mechanism, state, rows, layout=layout, root=root)
     checks = flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)
     checks += step_checks(probe) + block_checks(probe) + deferred_checks(probe)
-    noise = mechanism.noise
-    if type(noise) not in NOISES.built_in.values():
-        checks.append(price_check(noise, [(sampler, mechanism.noise_multiplier)]))
+    checks += own_price_checks(mechanism.noise, [(sampler, mechanism.noise_multiplier)], delta)
     claimed = sampler if claimed is None else claimed
-    draws = draw_checks(sampler, claimed, seed=root.sampling_seed(0), bands=noise.bands)
-    is_own = type(sampler) not in (*KINDS, FullBatch)
-    if is_own and laws:
-        checks += cost_checks(sampler, mechanism.noise_multiplier)
+    draws = draw_checks(sampler, claimed, seed=root.sampling_seed(0), bands=mechanism.noise.bands)
+    is_own = SAMPLERS.is_own(sampler)
     if all(check.passed for check in draws) and (is_own or laws or claimed is not sampler):
         from dpsgd.audit.laws import ENTRIES, THOROUGH, law_checks  # imports scipy.stats
 

@@ -124,8 +124,8 @@ def _samplers(bands: int, steps: int) -> list[BatchSampler]:
         Deterministic(*sizes),
         Shuffle(*sizes),
         Shuffle(*sizes, order="fixed"),
-        Poisson(*sizes, cycle_length=bands, overflow="accumulate"),
-        BallsAndBins(*sizes, cycle_length=bands, overflow="accumulate"),
+        Poisson(*sizes, cycle_length=bands),
+        BallsAndBins(*sizes, cycle_length=bands),
     ]
     return [sampler for sampler in samplers if sampler.separation >= bands]
 

@@ -32,8 +32,8 @@ _SMALL = 2**18  # examples, above which three first epochs are read
 _LARGE = 2**22  # examples, above which some chunks of one first epoch are compared
 _CHUNKS = 16  # compared chunks of a large sampler
 _BLOCK_STEPS = 64
-_SAMPLED = 64  # most rows whose rates stand for those of a chunk
-_MOVABLE = 64  # expected entries that chance places, above which no two draws are equal
+_SAMPLED = 9  # most rows whose rates stand for those of a chunk
+_MOVABLE = 64  # sum of min(p, 1 - p) over rates p, from which on no two draws are equal
 _SEPARATED = 1_000_000  # participations whose steps are compared, about
 
 
@@ -279,11 +279,12 @@ class Draws:
 
 
 def _movable(law: RowLaw, rows: range) -> float:
-    """Estimates the expected number of entries of some rows that chance places."""
-    examples = np.unique(np.linspace(rows.start, rows.stop - 1, _SAMPLED).astype(np.int64))
+    """Estimates the sum of min(p, 1 - p) over the rates p of rows, by the median of a few."""
+    size = min(_SAMPLED, len(rows))
+    examples = rows.start + (2 * np.arange(size) + 1) * len(rows) // (2 * size)
     rates = law.rate(examples[:, None], np.arange(law.steps_per_epoch))
-    rates = np.broadcast_to(rates, (examples.size, law.steps_per_epoch))
-    return float(np.minimum(rates, 1 - rates).sum(axis=1).mean()) * len(rows)
+    rates = np.broadcast_to(rates, (size, law.steps_per_epoch))
+    return float(np.median(np.minimum(rates, 1 - rates).sum(axis=1))) * len(rows)
 
 
 def _law_faults(

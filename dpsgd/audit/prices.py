@@ -3,50 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from accounting import PoissonProfile
 from accounting.profile import EPSILON_TOLERANCE, Bound, wanted_width
 from dpsgd.audit.report import CheckResult
-from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Noise
 from dpsgd.noise.registry import NOISES
-from samplers import BatchSampler, FullBatch
+from samplers import BatchSampler
 from samplers.base import stated_law
-from samplers.settings import KINDS
+from samplers.settings import SAMPLERS
 from samplers.truncation import CappedBatchSampler
 
 PRICE = "the cost of a noise is proved, and at least that of its bands and columns"
+COSTS = "its costs are proved intervals"
 
-_DELTA = 1e-6
-_EXAMPLES = 64  # examples whose rates are compared
+DELTA = 1e-6
+"""Delta at which costs are compared where a run has none."""
+
+_EXAMPLES, _STEPS = 64, 4096  # most examples and steps whose rates are compared
 
 
-def own_price_checks(mechanism: Mechanism, delta: float) -> list[CheckResult]:
-    """Checks the costs that a run's own noise and sampler state, at its delta.
+def own_price_checks(
+    noise: Noise, runs: Sequence[tuple[BatchSampler, float]], delta: float
+) -> list[CheckResult]:
+    """Checks the costs that a noise and samplers from outside the package state.
 
     Args:
-      mechanism: Mechanism of the run.
+      noise: Noise of the runs.
+      runs: Samplers and noise multipliers of the runs.
       delta: Delta of the guarantee.
     """
-    sampler, noise, sigma = mechanism.sampler, mechanism.noise, mechanism.noise_multiplier
-    checks = []
-    if type(noise) not in NOISES.built_in.values():
-        checks.append(price_check(noise, [(sampler, sigma)], delta))
-    if type(sampler) not in (*KINDS, FullBatch):
-        checks += cost_checks(sampler, sigma, delta)
+    checks = [price_check(noise, runs, delta)] if NOISES.is_own(noise) else []
+    for sampler, sigma in runs:
+        if SAMPLERS.is_own(sampler):
+            checks += cost_checks(sampler, sigma, delta)
     return checks
 
 
 def price_check(
-    noise: Noise, runs: Iterable[tuple[BatchSampler, float]], delta: float = _DELTA
+    noise: Noise, runs: Iterable[tuple[BatchSampler, float]], delta: float = DELTA
 ) -> CheckResult:
     """Checks that a noise's own cost is not below `Noise`'s.
 
-    `Noise` proves its cost from the bands and columns of the noise matrix. Compared are a run, a
-    run as one segment, two segments, a part of an epoch, and a run without its ends.
+    `Noise` proves its cost from the bands and columns of the noise matrix. A noise that overrides
+    `privacy` or `privacy_of` is compared on a run, a run as one segment, two segments, a part of an
+    epoch, and a run without its ends.
 
     Args:
       noise: Noise whose `privacy` and `privacy_of` are checked.
@@ -64,31 +68,30 @@ def _underpriced(
     noise: Noise, runs: Iterable[tuple[BatchSampler, float]], delta: float
 ) -> tuple[bool, str]:
     """Returns whether a cost is below `Noise`'s and which costs were compared."""
-    details = []
+    kind, details = type(noise), []
     for sampler, sigma in runs:
         run, (segment, inner) = range(sampler.num_steps), _partial(sampler)
-        proved = Noise.privacy(noise, sampler, sigma)
-        costs = {
-            "a run": (noise.privacy(sampler, sigma), proved),
-            "a run as one segment": (noise.privacy_of(sampler, sigma, [run]), proved),
-        }
-        for segments in ([run, run], [segment], [inner]):
-            name = "two segments" if segments[1:] else f"the segment {segments[0]}"
-            costs[name] = (
-                noise.privacy_of(sampler, sigma, segments),
-                Noise.privacy_of(noise, sampler, sigma, segments),
-            )
+        stated, proved = noise.privacy(sampler, sigma), Noise.privacy(noise, sampler, sigma)
+        costs = {} if kind.privacy is Noise.privacy else {"a run": (stated, proved)}
+        if kind.privacy_of is not Noise.privacy_of:
+            costs["a run as one segment"] = noise.privacy_of(sampler, sigma, [run]), proved
+            for segments in ([run, run], [segment], [inner]):
+                name = "two segments" if segments[1:] else f"the segment {segments[0]}"
+                costs[name] = (
+                    noise.privacy_of(sampler, sigma, segments),
+                    Noise.privacy_of(noise, sampler, sigma, segments),
+                )
         where = f"under {type(sampler).__name__} with noise multiplier {sigma:.4g}"
         for name, profiles in costs.items():
-            stated, bound = (profile.epsilon(delta) for profile in profiles)
-            if stated.confidence != 1 or bound.upper > _above(stated):
-                return True, f"{name} {where}: {stated:.4g}, and at least {bound:.4g}"
+            cost, least = (profile.epsilon(delta) for profile in profiles)
+            if cost.confidence != 1 or least.upper > _above(cost):
+                return True, f"{name} {where}: {cost:.4g}, and at least {least:.4g}"
         details.append(where)
     return False, "; ".join(details)
 
 
 def cost_checks(
-    sampler: BatchSampler, noise_multiplier: float, delta: float = _DELTA
+    sampler: BatchSampler, noise_multiplier: float, delta: float = DELTA
 ) -> list[CheckResult]:
     """Checks that a sampler's costs are proved, and monotone in noise and steps.
 
@@ -98,19 +101,20 @@ def cost_checks(
       delta: Delta of the costs.
     """
     sigma, run, (segment, inner) = noise_multiplier, range(sampler.num_steps), _partial(sampler)
-    profiles = [sampler.privacy(sigma), sampler.privacy(2 * sigma)]
-    profiles += [
-        sampler.privacy_of(sigma, steps) for steps in ([segment], [inner], [run], [run, run])
-    ]
-    costs = full_run, quiet, short, long, once, twice = [
-        profile.epsilon(delta) for profile in profiles
-    ]
+    attempts = [segment], [inner], [run], [run, run]
+    try:
+        profiles = [sampler.privacy(sigma), sampler.privacy(2 * sigma)]
+        profiles += [sampler.privacy_of(sigma, steps) for steps in attempts]
+        costs = [profile.epsilon(delta) for profile in profiles]
+    except Exception as error:  # what the user's class raises
+        return [CheckResult(COSTS, False, f"{type(error).__name__}: {error}")]
+    full_run, quiet, short, long, once, twice = costs
     proved = all(0 <= cost.lower <= cost.upper and cost.confidence == 1 for cost in costs)
     falls, grows = quiet.upper <= _above(full_run), full_run.lower <= once.upper <= _above(twice)
     least = _least_cost(sampler, sigma, segment, delta)
     grows &= least.lower <= short.upper <= _above(long) and long.lower <= once.upper
     return [
-        CheckResult("its costs are proved intervals", proved, f"{full_run}"),
+        CheckResult(COSTS, proved, f"{full_run}"),
         CheckResult("its cost falls with more noise", falls, f"{full_run}, then {quiet}"),
         CheckResult(
             "its cost grows with the steps", grows,
@@ -120,23 +124,24 @@ def cost_checks(
 
 
 def _partial(sampler: BatchSampler) -> tuple[range, range]:
-    """Returns the middle of the first epoch, and a run without its ends, which lie in epochs."""
+    """Returns steps inside the first epoch, and all steps but a third of an epoch at both ends."""
     third = sampler.steps_per_epoch // 3
     last = max(third + 1, sampler.num_steps - third)
     return range(third, third + max(1, third)), range(third, last)
 
 
 def _least_cost(sampler: BatchSampler, sigma: float, segment: range, delta: float) -> Bound:
-    """Bounds the cost of a part of an epoch: of its likeliest example, beside zero gradients.
+    """Returns a lower bound on the cost of a segment of one epoch.
 
-    The sampler's law has that example's rate; steps of an epoch that has each example once count
-    as one.
+    It is the cost of the example with the highest rate if all other gradients are 0. If an epoch
+    has each example once, one step counts, else all steps of that rate.
     """
     if (law := stated_law(sampler)) is None:
         return Bound(0.0, 0.0)
-    examples = np.arange(min(sampler.num_examples, _EXAMPLES))
-    rates = law.rate(examples[:, None], np.array(segment))
-    rates = np.broadcast_to(rates, (examples.size, len(segment)))
+    examples = np.unique(np.linspace(0, sampler.num_examples - 1, _EXAMPLES).astype(np.int64))
+    compared = np.array(segment[:: -(-len(segment) // _STEPS)])
+    rates = law.rate(examples[:, None], compared)
+    rates = np.broadcast_to(rates, (examples.size, compared.size))
     rate = float(rates.max())
     steps = 1 if law.once else int((rates == rate).sum(axis=1).max())
     if isinstance(sampler, CappedBatchSampler) and sampler.truncates:

@@ -124,7 +124,7 @@ class Algorithm(NamedTuple):
         leaves, structure = jax.tree.flatten((params, example))
         shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves]
         try:
-            frozen = _frozen(Parts(self.loss_fn), structure, *shapes)
+            frozen = _frozen(Parts(self), structure, *shapes)
         except Exception:
             if _takes_batch(self.loss_fn, params, example):
                 shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", example)
@@ -143,7 +143,8 @@ class Algorithm(NamedTuple):
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)  # as programs are, which have the same frozen leaves
 def _frozen(parts: Parts, structure: Any, *shapes: jax.ShapeDtypeStruct) -> frozenset[int]:
-    (loss_fn,) = parts.values
+    (algorithm,) = parts.values
+    loss_fn = algorithm.loss_fn
     params, example = jax.tree.unflatten(structure, shapes)
     return frozen_leaves(row_loss(loss_fn), params, loss_row(loss_fn, example))
 

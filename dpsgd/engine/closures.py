@@ -18,8 +18,9 @@ from jax.extend import core, source_info_util
 
 from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import Algorithm
-from dpsgd.engine.programs import in_32_bits
+from dpsgd.engine.programs import MOST_PROGRAMS, Parts, in_32_bits
 from dpsgd.gradients.isolation import host_fault, inner_jaxprs
+from samplers import BatchSampler
 
 PyTree = Any
 
@@ -167,14 +168,14 @@ def _traces(body: Any, visited: set[int]) -> Iterator[tuple[core.Jaxpr, Any]]:
 
 
 def require_closed(
-    algorithm: Algorithm, counts: frozenset[int], trace: core.ClosedJaxpr, state: TrainState
+    algorithm: Algorithm, sampler: BatchSampler, trace: core.ClosedJaxpr, state: TrainState
 ) -> None:
     """Refuses closures with rows, and optimizers that call the host.
 
     Args:
       algorithm: Algorithm with the loss and the optimizer.
-      counts: Numbers of rows and of units of the run; an array with an axis of such a number, or
-        one less or more, may be rows.
+      sampler: Sampler of the run; an array with an axis of its number of rows or units, or one less
+        or more, may be rows.
       trace: Trace of the training program, with the loss, its derivatives and the update.
       state: First state of the run, or its shapes.
 
@@ -186,7 +187,7 @@ def require_closed(
     if optimizer is not None:
         leaves, tree = jax.tree.flatten((state.dense_params, state.opt_state))
         shapes = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), x.dtype) for x in leaves)
-        traces = _traced(optimizer, tree, shapes)
+        traces = _traced(Parts(optimizer), tree, shapes)
     for t in traces:
         for jaxpr, _ in _traces(t, set()):
             for equation in jaxpr.eqns:
@@ -196,6 +197,7 @@ def require_closed(
                         f"the optimizer uses {equation.primitive.name} at {location}, which "
                         f"{fault}; build it from jax.numpy, jax.lax and optax alone"
                     )
+    counts = {sampler.num_examples, sampler.num_units}
     near = {count + offset for count in counts for offset in (-1, 0, 1)}
     loss = getattr(algorithm.clipped_sum, "loss_fn", None)
     pairs = [("the optimizer", held_arrays(t)) for t in traces]
@@ -212,12 +214,14 @@ def require_closed(
                 )
 
 
-def _traced(optimizer: Any, tree: Any, shapes: Any) -> tuple[core.ClosedJaxpr, ...]:
-    """Returns new traces of an optimizer's `init` and `update`.
+@functools.lru_cache(maxsize=MOST_PROGRAMS)  # as the programs that have these updates
+def _traced(parts: Parts, tree: Any, shapes: Any) -> tuple[core.ClosedJaxpr, ...]:
+    """Returns traces of an optimizer's `init` and `update`, kept by `identity`.
 
     Equal functions may hold different arrays, and JAX caches traces by the equality of functions: a
     new lambda has no cached trace.
     """
+    (optimizer,) = parts.values
     params, state = jax.tree.unflatten(tree, shapes)
     with in_32_bits():
         return (

@@ -120,16 +120,10 @@ def compiled(
 
 
 class Program:
-    """Trace, compiled on first use.
-
-    Attributes:
-      traced: Trace of the program, with the constants that it runs with.
-      closed_for: Numbers of rows and units for which `closures.require_closed` found no rows.
-    """
+    """Trace, compiled on first use."""
 
     def __init__(self, traced: jax.stages.Traced):
         self.traced = traced
-        self.closed_for: set[frozenset[int]] = set()
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Compiled:

@@ -122,10 +122,7 @@ def block_program(
     inputs = BlockInputs(rows, placement.plan(arguments[1].plan), *scalars)
     shardings = (state, inputs), (state, replicated, replicated)
     built = program(_run_block, (step,), arguments, donate_argnums=(0,), shardings=shardings)
-    counts = frozenset({sampler.num_examples, sampler.num_units})
-    if counts not in built.closed_for:
-        require_closed(algorithm, counts, built.traced.jaxpr, arguments[0])
-        built.closed_for.add(counts)
+    require_closed(algorithm, sampler, built.traced.jaxpr, arguments[0])
     return built
 
 

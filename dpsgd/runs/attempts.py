@@ -9,14 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.noise import Independent
 from dpsgd.files import (
     DAMAGED,
     SECRET,
@@ -29,12 +24,11 @@ from dpsgd.files import (
     write_atomically,
 )
 from dpsgd.noise.keys import Keys, Seeds
-from dpsgd.noise.registry import NOISES
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.history import History, LedgerError
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Terms
-from samplers import BatchSampler, BatchSource
+from samplers import BatchSampler
 from samplers.randomness import check_seed
 from samplers.settings import SAMPLERS
 
@@ -42,11 +36,7 @@ STOP = "secret.json"
 """File of a clean stop, with its sampling seed."""
 
 _RESERVED = ".secret.reserved"
-_PUBLIC_SEED = 0
 _MOST_BYTES = 1024
-_STEPS = 64  # most steps of an epoch, and columns of noise, that `drawing_digest` covers
-_MOST_ROWS = 2048  # of the noise matrix
-_PACKAGES = {"dpsgd", "samplers", "accounting", "abc", "typing", "builtins"}
 
 
 class Stop(NamedTuple):
@@ -117,8 +107,7 @@ def decide(
         )
     if terms.plan.reproducible_noise:
         return Continue()
-    if own_parts := _own_parts(terms.mechanism):
-        _check_unchanged(history, list(own_parts), drawing)
+    history.check_own_parts(drawing)
     on_path = saved is not None and saved.attempt == last.index
     if step != last.steps.stop or not (on_path or not last.steps):
         return NewAttempt()
@@ -129,22 +118,6 @@ def decide(
     if stop is not None and (stop.attempt, stop.step) == (last.head, step):
         return Continue(stop)
     return NewAttempt() if last.steps else Continue()
-
-
-def _own_parts(mechanism: Mechanism) -> dict[str, Any]:
-    """Returns sampler and noise, by kind and name, if they are from outside the package."""
-    kinds = (SAMPLERS, mechanism.sampler), (NOISES, mechanism.noise)
-    named = {f"{kind.noun} {kind.name_of(type(value))}": value for kind, value in kinds}
-    return {name: value for name, value in named.items() if ":" in name}
-
-
-def _check_unchanged(history: History, names: list[str], drawing: str) -> None:
-    """Raises LedgerError if own parts changed, as their new code would price the old steps."""
-    if any(attempt.steps and attempt.drawing != drawing for attempt in history.attempts):
-        raise LedgerError(
-            f"the {' or the '.join(names)} changed, in its code or its draws, after steps were "
-            "declared: restore its module, or begin a new run (the cost of these steps remains)"
-        )
 
 
 def _check_declared(history: History, saved: Checkpoint) -> None:
@@ -210,7 +183,7 @@ def keys_of(decision: Decision, sampler: BatchSampler, insecure_seed: int | None
 
 def _by_epoch(sampler: BatchSampler) -> bool:
     # Users' samplers may draw all epochs by one seed.
-    return ":" not in SAMPLERS.name_of(type(sampler))
+    return not SAMPLERS.is_own(sampler)
 
 
 def stop_at(step: int, attempt: str, sampler: BatchSampler, seeds: Seeds) -> Stop:
@@ -317,43 +290,3 @@ class StopFile:
 
 def _digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def drawing_digest(mechanism: Mechanism) -> str:
-    """Returns a digest of batches drawn under a public seed, and of the noise matrix.
-
-    It covers at most 64 steps in each of the first two epochs, the first data shard only, and at
-    most 64 columns of the matrix of correlated noise. Of samplers and noises from outside the
-    package it also covers the source files. It reveals nothing about the draws of a run.
-    """
-    digest, sampler, noise = hashlib.sha256(), mechanism.sampler, mechanism.noise
-    source = BatchSource(sampler, _PUBLIC_SEED, shards=range(1))
-    length = sampler.steps_per_epoch
-    for epoch in range(min(2, -(-sampler.num_steps // length))):
-        for step in _spread(range(epoch * length, min((epoch + 1) * length, sampler.num_steps))):
-            for parts in source.passes_by_shard(step):
-                for examples in parts:
-                    digest.update(len(examples).to_bytes(8, "little"))
-                    digest.update(np.asarray(examples, np.int64).tobytes())
-    if noise != Independent():
-        size = min(sampler.num_steps, max(_STEPS, 2 * noise.bands), _MOST_ROWS)
-        columns = np.arange(size)[:, None] == _spread(range(size))
-        matrix = np.round(noise.whiten(columns.astype(np.float64)), 6)  # alike on all processors
-        digest.update((matrix + 0.0).tobytes())
-    for value in _own_parts(mechanism).values():
-        for path in _source_files(type(value)):
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-def _spread(steps: range) -> list[int]:
-    chosen = np.unique(np.linspace(steps.start, steps.stop - 1, _STEPS).astype(np.int64))
-    return [int(step) for step in chosen]
-
-
-def _source_files(kind: type) -> list[Path]:
-    """Returns the files of a class and its bases outside the package; none for a console's."""
-    modules = dict.fromkeys(base.__module__ for base in kind.__mro__)
-    users = [name for name in modules if name.partition(".")[0] not in _PACKAGES]
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in users]
-    return [Path(file) for file in files if file and Path(file).is_file()]

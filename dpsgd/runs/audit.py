@@ -65,7 +65,7 @@ def rule_conformance(
 def _conformance(
     registry: Registry, part: Any, failure: Callable[[], str], progress: Callable[[str], None]
 ) -> AuditReport:
-    if type(part) in registry.built_in.values():
+    if not registry.is_own(part):
         return AuditReport(())
     name = f"the {registry.noun} {registry.name_of(type(part))}"
     progress(f"checking {name}")

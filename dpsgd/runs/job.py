@@ -13,8 +13,7 @@ import jax
 import numpy as np
 
 from dpsgd.audit.audit import audit_program, audit_queries
-from dpsgd.audit.prices import own_price_checks
-from dpsgd.audit.report import AuditReport
+from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
@@ -187,7 +186,7 @@ class Training:
             state = first if state is None else first._replace(step=state.step)
         if "__dataclass_params__" not in vars(type(mechanism.sampler)):
             key = None  # without @dataclass, a class compares inherited fields alone
-        checks = tuple(own_price_checks(mechanism, self.delta))
+        checks: tuple[CheckResult, ...] = ()
         audited_parts: list[str] = []
         block, *sums = self.programs()
         root, layout, place = RootKey.shared(), self.layout, self.query_placement
@@ -197,11 +196,13 @@ class Training:
 
         def program() -> AuditReport:
             run = self.algorithm, mechanism, state.params, rows()
-            return audit_program(*run, state=state, layout=layout, root=root)
+            return audit_program(*run, state=state, layout=layout, root=root, delta=self.delta)
 
         if int(state.step) < mechanism.sampler.num_steps:
             progress("auditing the program and the sampler")
-            report = once(program, state, block, (key, self.algorithm, mechanism, layout))
+            report = once(
+                program, state, block, (key, self.algorithm, mechanism, layout, self.delta)
+            )
             checks += report.checks
             audited_parts += ["the compiled program", *["the draws"] * report.sampler_audited]
         if refinement is not None:

@@ -22,12 +22,12 @@ from dpsgd.runs.attempts import (
     NewAttempt,
     constant_seed,
     decide,
-    drawing_digest,
     keys_of,
     stop_at,
 )
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import BATCHES, CALIBRATION, RunDirectory
+from dpsgd.runs.drawing import drawing_digest
 from dpsgd.runs.history import LedgerError
 from dpsgd.runs.job import Job, Journal
 from dpsgd.runs.ledger import Ledger

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.files import PUBLIC, fsync_folder, lock, open_own
-from dpsgd.runs.history import Attempt, History, LedgerError, line_of, missing
+from dpsgd.runs.history import Attempt, History, LedgerError, line_of, missing_error
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import to_json
 from dpsgd.runs.terms import Terms
@@ -105,7 +105,7 @@ class Ledger:
         try:
             descriptor = open_own(path, os.O_RDWR | os.O_APPEND)
         except FileNotFoundError:
-            raise missing(path) from None
+            raise missing_error(path) from None
         except ValueError as error:
             raise LedgerError(str(error)) from None
         try:

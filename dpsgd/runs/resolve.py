@@ -144,7 +144,8 @@ def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
     lazy = dataclasses.replace(spec, tables=Lazy(**vars(tables)))
     if not (why := str(conflict_of(lazy) or "")):
         lazy = _recommended(lazy, task, population)
-        build_sampler(dataclasses.replace(lazy, tables=Dense()), population)  # whatever the tables
+        # Settings that no kind of tables allows are refused without naming lazy ones.
+        build_sampler(dataclasses.replace(lazy, tables=Dense()), population)
         try:
             count, looked_up = _table_sizes(lazy, task, rows)
         except ValueError as error:
@@ -155,8 +156,7 @@ def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
 
             why = f"they have {count / looked_up:.3g} times the rows that a batch looks up"
             if isinstance(tables, Lazy) or worthwhile(count, looked_up):
-                # A flush ends a block: it comes after whole ones.
-                blocks = math.ceil(_FLUSH_STEPS * count / looked_up / BLOCK_STEPS)
+                blocks = math.ceil(_FLUSH_STEPS * count / looked_up / BLOCK_STEPS)  # whole ones
                 return lazy.but(flush_every=tables.flush_every or BLOCK_STEPS * blocks), why
     if isinstance(tables, Lazy):
         raise ValueError(f"tables lazy: {why}")

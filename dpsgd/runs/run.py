@@ -22,8 +22,9 @@ from dpsgd.engine.batch_files import Draw
 from dpsgd.engine.copies import on_one_device
 from dpsgd.engine.placement import Placement
 from dpsgd.files import FULL, make_folder
-from dpsgd.runs.attempts import Stop, drawing_digest
+from dpsgd.runs.attempts import Stop
 from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
+from dpsgd.runs.drawing import drawing_digest
 from dpsgd.runs.job import Job
 from dpsgd.runs.journal import DirectoryJournal, numbers
 from dpsgd.runs.ledger import Ledger

@@ -205,8 +205,7 @@ class _OfOptax(Optimizer):
     @property
     def numbers(self) -> dict[str, float]:
         """Settings but the learning rate and its schedule; none of an own subclass."""
-        is_own = type(self) not in OPTIMIZERS.built_in.values()
-        excluded = vars(self) if is_own else ("learning_rate", "schedule")
+        excluded = vars(self) if OPTIMIZERS.is_own(self) else ("learning_rate", "schedule")
         return {name: x for name, x in vars(self).items() if name not in excluded}
 
     def transformation(self, step_size: Any, **numbers: Any) -> optax.GradientTransformation:

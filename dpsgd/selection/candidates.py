@@ -259,5 +259,4 @@ def spec_of_trial(selection: Selection, number: int) -> RunSpec:
 
 def _cost_class(law: Noise, sampler: BatchSampler) -> bool | Noise:
     """Returns the part of a noise law that its cost depends on; an own noise may price itself."""
-    is_own = type(law) not in NOISES.built_in.values()
-    return law if is_own or law.bands > sampler.separation else law.bands > 1
+    return law if NOISES.is_own(law) or law.bands > sampler.separation else law.bands > 1

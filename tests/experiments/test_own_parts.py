@@ -89,6 +89,21 @@ class Cheap(Independent):
 
 
 @dataclass(frozen=True)
+class CheapAttempts(Independent):
+    def privacy_of(self, sampler, noise_multiplier, attempts, **how):
+        return super().privacy_of(sampler, 2 * noise_multiplier, attempts, **how)
+
+
+@dataclass(frozen=True)
+class CheapBatches(Poisson):
+    def privacy(self, noise_multiplier):
+        return super().privacy(9 * noise_multiplier)
+
+    def privacy_of(self, noise_multiplier, attempts, **how):
+        return super().privacy_of(9 * noise_multiplier, attempts, **how)
+
+
+@dataclass(frozen=True)
 class Unpriced(Noise):
     pass
 
@@ -188,11 +203,19 @@ def test_a_command_answers_alike_for_an_own_part(name, kind, command, monkeypatc
     assert answers[0] == answers[1] or (name == "audit" and "FAIL" not in common[1])
 
 
+CHEAP = {
+    "Cheap": ("noise", "the cost of a noise is proved"),
+    "CheapAttempts": ("noise", "the cost of a noise is proved"),
+    "CheapBatches": ("sampler", "its cost grows with the steps"),
+}
+
+
+@pytest.mark.parametrize(("part", "kind", "check"), [(part, *of) for part, of in CHEAP.items()])
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("audit", "train")])
-def test_no_command_prints_a_price_below_that_of_the_noise(name, command, monkeypatch):
+def test_no_command_prints_a_price_below_the_cost(name, part, kind, check, command, monkeypatch):
     monkeypatch.setattr("experiments.figures.comparison.each", map)
-    line = command.refuses(*words_of(name, "noise", "own_parts:Cheap").split())
-    assert "the cost of a noise is proved" in line
+    line = command.refuses(*words_of(name, kind, f"own_parts:{part}").split())
+    assert check in line
 
 
 @pytest.mark.parametrize("kind", OWN)

@@ -63,6 +63,7 @@ PATH = [
     "dpsgd/engine/lazy/",
     "dpsgd/runs/journal",
     "dpsgd/runs/attempts",
+    "dpsgd/runs/history",
     "dpsgd/runs/ledger",
     "dpsgd/runs/terms",
     "dpsgd/selection/release",

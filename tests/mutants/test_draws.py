@@ -191,7 +191,7 @@ def test_a_planted_fault_of_a_sampler_is_caught(fault, sampler):
     assert failed(faulty(fault, sampler), entries=THOROUGH if "16" in fault else ENTRIES)
 
 
-@pytest.mark.short("BallsAndBins*num_shards=4*", "FullBatch*")
+@pytest.mark.short("BallsAndBins*num_shards=4*", "FullBatch*", "Unequal*", "AllButOne*", "Uni*")
 @pytest.mark.parametrize("sampler", SOUND, ids=repr)
 def test_sound_samplers_of_small_data_pass(sampler):
     assert not failed(sampler)

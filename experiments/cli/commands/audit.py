@@ -104,7 +104,7 @@ def coupled(
     state = algorithm.init(task.init(0), mechanism, rows)
     state = with_hyperparameters(state, hyperparameters(spec, num_steps))
     run_parts = algorithm, mechanism, state.params, task.generated(probe_rows(mechanism))
-    claim: Any = {"claimed": claimed or mechanism.sampler, "laws": True}
+    claim: Any = {"claimed": claimed or mechanism.sampler, "laws": True, "delta": run.delta}
     checks = audit_program(*run_parts, state=state, root=RootKey.shared(), **claim).checks
     checks += conformance(spec.optimizer, progress).checks
     checks += rule_conformance(spec.clipping, state.params, progress).checks

@@ -14,6 +14,7 @@ from accounting.profile import format_delta
 from dpsgd import Segment, Trials, cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.noise import Noise
+from dpsgd.noise.registry import NOISES
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.history import History
 from dpsgd.runs.mechanism import resolved
@@ -23,6 +24,7 @@ from experiments.cli.questions.costs import Calibrate, Compare, Epsilon
 from experiments.cli.questions.directories import Ledger
 from experiments.papers import episodic
 from samplers import BatchSampler, Multistage
+from samplers.settings import SAMPLERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,19 +35,18 @@ def _segment(question: OfSizes) -> tuple[Segment, float]:
     population = question.population()
     run = resolved(question.spec.but(l2_clip_norm=1.0), population)
     sampler = run.mechanism.sampler
-    _check_price(run.mechanism.noise, [(sampler, run.mechanism.noise_multiplier)])
+    _check_prices(run.mechanism.noise, [(sampler, run.mechanism.noise_multiplier)], run.delta)
     return Segment(run.mechanism, unit=sampler.protected_unit(population)), run.delta
 
 
-def _check_price(noise: Noise, runs: list[tuple[BatchSampler, float]]) -> None:
-    """Raises ValueError if an own noise states less than its cost, as the audit of a run does."""
-    kind = type(noise)
-    if (kind.privacy, kind.privacy_of) == (Noise.privacy, Noise.privacy_of):
+def _check_prices(noise: Noise, runs: list[tuple[BatchSampler, float]], delta: float) -> None:
+    """Raises ValueError if own parts state less than their cost, as the audit of a run does."""
+    if not (NOISES.is_own(noise) or any(SAMPLERS.is_own(sampler) for sampler, _ in runs)):
         return
-    from dpsgd.audit.prices import price_check  # imports JAX
+    from dpsgd.audit.prices import own_price_checks  # imports JAX
+    from dpsgd.audit.report import AuditReport
 
-    if not (check := price_check(noise, runs)).passed:
-        raise ValueError(f"{check.name}, but {noise} states less: {check.detail}")
+    AuditReport(tuple(own_price_checks(noise, runs, delta))).require_passed()
 
 
 def epsilon(question: Epsilon) -> None:
@@ -120,9 +121,9 @@ def compare(question: Compare) -> None:
             measure, corner = "epsilon", "sigma"
             xs, bounds = question.noise_multiplier, comparison.epsilons
         points = comparison.curves(profiles, xs, delta, console.progress, bounds)
-        noises = "upper" if equal_privacy else "x"
-        pairs = [(samplers[row["curve"]], row[noises]) for row in points.to_dicts()]
-        _check_price(noise, pairs)
+        sigma = "upper" if equal_privacy else "x"
+        pairs = [(samplers[row["curve"]], row[sigma]) for row in points.to_dicts()]
+        _check_prices(noise, pairs, delta)
         terms = f"at delta {format_delta(delta)} ({comparison.TERMS})"
         console.line(f"{measure} [lower, upper] {terms}")
         console.table(*pivot(points.to_dicts(), corner=corner))

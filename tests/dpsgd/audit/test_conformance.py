@@ -163,7 +163,11 @@ def free_within_an_epoch(self, sigma, attempts, **how):
     """A cost of ten times the noise where one attempt begins and ends inside an epoch."""
     (steps,) = attempts if len(attempts) == 1 else ((),)
     inside = 0 < len(steps) < self.steps_per_epoch
-    return Poisson.privacy_of(self, (1 + 9 * inside) * sigma, attempts, **how)
+    return super(type(self), self).privacy_of((1 + 9 * inside) * sigma, attempts, **how)
+
+
+def raising(self, sigma, attempts, **how):
+    raise RuntimeError("not today")
 
 
 class Guess:
@@ -179,6 +183,7 @@ FAULTY_SAMPLERS = {
     "FreeTheSecondTime": {"privacy_of": free_the_second_time},
     "FreeWithinAnEpoch": {"privacy_of": free_within_an_epoch},
     "Estimated": {"privacy": lambda self, sigma: Guess()},
+    "Raising": {"privacy_of": raising},
 }
 
 
@@ -187,6 +192,12 @@ FAULTY_SAMPLERS = {
 def test_faulty_samplers_are_refused(members):
     with pytest.raises(AssertionError):
         check_sampler(type("Faulty", (Poisson,), members)(*SIZES))
+
+
+def test_a_known_order_that_is_free_within_an_epoch_is_refused():
+    kind = type("Faulty", (Deterministic,), {"privacy_of": free_within_an_epoch})
+    with pytest.raises(AssertionError, match="its cost grows with the steps"):
+        check_sampler(kind(1_000, 10, 3))
 
 
 @pytest.mark.long
@@ -230,7 +241,12 @@ def cheap_under(kind, below=9.0):
     return {"privacy": privacy}
 
 
+def cheap_if_cut(self, sampler, sigma):
+    return Independent.privacy(self, sampler, (1 + getattr(sampler, "truncates", False)) * sigma)
+
+
 FAULTY_NOISES = {
+    "CheapWhereBatchesAreCut": ({"privacy": cheap_if_cut}, "a run under Poisson"),
     "CheapUnderPoisson": (cheap_under(Poisson), "a run under Poisson"),
     "CheapUnderShuffling": (cheap_under(Shuffle), "a run under Shuffle"),
     "CheapAtLowNoise": (cheap_under(Deterministic, 0.9), "noise multiplier 0.5"),

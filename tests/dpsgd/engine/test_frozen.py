@@ -121,6 +121,22 @@ def test_frozen_leaves_need_rows_and_have_no_clipping_budget():
         train(dpsgd(loss_fn, ADAMW, clipping=rule), mechanism, start(), ROWS, delta=1e-5)
 
 
+def test_frozen_leaves_are_those_of_each_algorithm_and_shape():
+    trained = []
+
+    def loss(params, x):
+        is_frozen = len(x) == 2 and not trained
+        return (
+            x.sum() * (lax.stop_gradient(params["a"]) if is_frozen else params["a"]) + params["b"]
+        )
+
+    params = {"a": jnp.ones(()), "b": jnp.ones(())}
+    frozen = dpsgd(loss, optax.sgd(1.0)).frozen
+    assert [frozen(params, jnp.ones(size)) for size in (2, 3, 2)] == [{0}, set(), {0}]
+    trained.append("a")  # another algorithm is traced anew
+    assert dpsgd(loss, optax.sgd(1.0)).frozen(params, jnp.ones(2)) == set()
+
+
 def test_the_audit_sees_a_frozen_leaf_that_moves():
     sound = dpsgd(loss_fn, ADAMW)
 

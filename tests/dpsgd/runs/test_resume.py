@@ -34,8 +34,9 @@ from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.models.model import export
 from dpsgd.noise.correlated import banded_square_root
 from dpsgd.runs import job, report
-from dpsgd.runs.attempts import STOP, drawing_digest
+from dpsgd.runs.attempts import STOP
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
+from dpsgd.runs.drawing import drawing_digest
 from dpsgd.runs.history import LedgerError, read
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.result import FinishedRun
@@ -338,12 +339,25 @@ def test_a_full_disk_costs_nothing(stopped, monkeypatch, when):
     assert resume(stopped)["attempts"] == 1
 
 
+@dataclasses.dataclass(frozen=True)
+class LaterScaled(Independent):
+    """Noise whose steps from the 40th on have another scale."""
+
+    scale: float = 1.0
+
+    def whiten(self, noises):
+        return np.concatenate([noises[:40], noises[40:] / self.scale])
+
+
 def test_drawing_digests_are_repeatable_and_differ_by_law():
     kinds = [BallsAndBins(160, 16, epochs=2, assignment=mode) for mode in ("redrawn", "fixed")]
     kinds += [kind(160, 16) for kind in (BallsAndBins, Poisson, Shuffle, Deterministic)]
     kinds += [Poisson(160, 16, max_batch_size=18)]
     laws = [Mechanism(sampler, 1.0, 1.0) for sampler in kinds]
     laws += [Mechanism(Deterministic(160, 16, 2), 1.0, 1.0, banded_square_root(b)) for b in (2, 3)]
+    noises = [BandedToeplitz((1.0, *[0.5] * 98, last)) for last in (0.1, 0.2)]  # of 100 bands
+    noises += [LaterScaled(), LaterScaled(2.0)]
+    laws += [Mechanism(Deterministic(1600, 16, 2), 1.0, 1.0, noise) for noise in noises]
     assert len({drawing_digest(one) for one in laws}) == len(laws)
     assert [drawing_digest(one) for one in laws] == [drawing_digest(one) for one in laws]
     louder = dataclasses.replace(laws[0], noise_multiplier=2.0)
@@ -412,6 +426,12 @@ def test_an_own_part_edited_after_a_stop_is_refused(tmp_path, monkeypatch, kind,
     assert files_of(out) == before
     written_part(tmp_path, monkeypatch, OWN)
     assert resume(out)["attempts"] == 1
+    epsilon = read(out / "ledger.jsonl").guarantee().epsilon
+    written_part(tmp_path, monkeypatch, OWN.replace(*edit))
+    with pytest.raises(LedgerError, match=f"the {kind} edited_parts:.* changed"):
+        read(out / "ledger.jsonl").guarantee()
+    written_part(tmp_path, monkeypatch, OWN)
+    assert read(out / "ledger.jsonl").guarantee().epsilon == epsilon
 
 
 def test_diagnostics_have_each_step_once(finished, tmp_path):
