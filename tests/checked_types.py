@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import hashlib
+import math
 import sys
 import typing
 from collections.abc import Sequence
@@ -55,6 +56,33 @@ def unchecked(record, **changed):
         object.__setattr__(made, field.name, changed.get(field.name, getattr(record, field.name)))
     made.__post_init__()
     return made
+
+
+def assert_refused(record, *integers):
+    """Asserts that each field of a record refuses, by name, what its annotation does not allow.
+
+    Args:
+      record: A sound one.
+      integers: What no count and no size may be, whatever its annotation says.
+    """
+    import pytest
+
+    from accounting.records import Refused, described, field_types, read
+
+    tries = [None, 0, -1, 2, 2.5, True, "3", "drop", math.nan, 2**63, 1.5, (0,), (1.5,), object()]
+    for name, hint in field_types(type(record)).items():
+        is_count = "an integer" in described(hint) and not name.endswith("_level")
+        values = list(integers) if is_count else []
+        values += [0.0, -0.5, 1.5] if name in ("sampling_prob", "unit_prob") else []
+        for value in tries:
+            try:
+                read(hint, value)
+            except Refused:
+                values.append(value)
+        for value in values:
+            with pytest.raises(Refused, match=f"^{name}.* must be .*, got") as refusal:
+                unchecked(record, **{name: value})
+            assert "\n" not in str(refusal.value)
 
 
 _INSIDE = set()
