@@ -33,7 +33,7 @@ _LEAST_LOG = -700.0
 """Least log of a result's size, so that neither it nor its errors underflow beyond _SMALLEST."""
 _BLOCK = 2**17
 ACCURACY = 30.0
-"""Exponent a of errors, about e^-a of Chernoff's bound: about 13 digits."""
+"""Errors are about e^-ACCURACY of Chernoff's bound: about 13 digits."""
 
 
 class Inversion:

@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
 @runtime_checkable
 class Part(Protocol):
-    """A bound on delta: one direction, or one of several laws."""
+    """A bound on delta in one direction, or under one of several laws."""
 
     def delta(self, epsilon: float) -> float:
         """Bounds delta at `epsilon`."""

@@ -205,7 +205,7 @@ class UpperRatio(LikelihoodRatio):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class UpperLoss(Loss):
-    """A bound from above on the loss; `infinity` is the mass on which the second law has none."""
+    """An upper bound on the loss; `infinity` is the mass where the second law has no mass."""
 
     infinity: float = 0.0
 

@@ -1,4 +1,4 @@
-"""The profile of a mechanism whose batches are cut: from the parts that `truncation` counts."""
+"""The profile of a mechanism with truncated batches, summed from the cases of `truncation`."""
 
 from __future__ import annotations
 
