@@ -194,7 +194,7 @@ def _read_items(hint: Any, value: Any, place: Place, words: bool) -> Any:
 def _read_plain(hint: Any, value: Any, place: Place, words: bool) -> Any:
     kind = type(None) if hint is None else hint
     if not isinstance(kind, type):
-        raise TypeError(f"records hold nothing of the type {hint}")
+        raise TypeError(f"records cannot hold values of the type {hint}")
     if words and kind is bool and value in ("true", "false"):
         return value == "true"
     if words and isinstance(value, str) and kind in (int, float):

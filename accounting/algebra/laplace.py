@@ -167,7 +167,7 @@ def average_delta(sigma: float, bins: int, epsilon: float) -> tuple[float, float
       NotInvertibleError: If the sum would have too many terms, or `epsilon` is too large for it.
     """
     if epsilon > _LARGEST_EPSILON:
-        raise NotInvertibleError("epsilon is so large that nothing is left of the digits")
+        raise NotInvertibleError("epsilon is so large that rounding errors exceed the result")
     average = _average(sigma, bins, 4.0 * 2.0 ** max(0, math.ceil((epsilon - 0.5) / math.log(2.0))))
     above, below = math.expm1(epsilon), math.expm1(-epsilon)
     bounds = [

@@ -103,7 +103,7 @@ def broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
 
 
 def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """Returns an array with a sharding, in new buffers unless it lies there already."""
+    """Returns an array with a sharding, copied unless it already has this sharding."""
     if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
         return leaf
     if isinstance(leaf, jax.Array) and _is_key(leaf):

@@ -210,7 +210,7 @@ class Layout(NamedTuple):
         draw: Callable[..., Iterator[Inputs]]
         if batches is not None:
             if not self.streamed:
-                raise ValueError("batches drawn ahead bring their rows; take data_on='host'")
+                raise ValueError("batches drawn ahead contain their rows; use data_on='host'")
             draw = batches.blocks
         else:
             shards = self.process_shards(sampler)

@@ -199,7 +199,7 @@ class _Reader:
         if attribute.startswith("__"):  # which Python asks for
             raise AttributeError(attribute)
         raise ValueError(
-            f"{self.name} is read otherwise than by look-ups, as .{attribute}; call the layer, or "
+            f"{self.name} is read other than by look-ups, as .{attribute}; call the layer, or "
             "use split_module, and train without tables="
         )
 

@@ -299,14 +299,14 @@ def refinement_of(
       kind: `RunSpec.calibration`.
 
     Raises:
-      ValueError: if the task offers none, or another than `kind`.
+      ValueError: if the task offers no calibration, or not the one of `kind`.
     """
     if mechanism.full_sums is None:
         return None
     name = "none" if offered is None else offered.kind
     if name != kind:
         raise ValueError(
-            f"calibration is {kind}, but calibration() of the task offers {name}: take that, or "
-            "none"
+            f"calibration={kind} is not possible: calibration() of the task offers {name}; "
+            f"use calibration={name}"
         )
     return offered

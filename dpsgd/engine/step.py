@@ -227,8 +227,8 @@ class _Step:
                 jax.tree_util.keystr(leaves[k][0]) for k in sorted(frozen ^ state.frozen.keys())
             ]
             raise ValueError(
-                "the state was made for other frozen parameters than those that no derivative of "
-                f"the loss reaches; they differ in params{', params'.join(names[:3])}: make the "
+                "the frozen parameters of the state are not those that no derivative of the loss "
+                f"reaches; they differ in params{', params'.join(names[:3])}: make the "
                 "state by algorithm.init(params, mechanism, rows), with one row or more"
             )
         if context:

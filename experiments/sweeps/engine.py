@@ -281,8 +281,8 @@ def _check_metrics(sweep: Sweep, task: Mapping[str, Any], where: str) -> None:
         raise ValueError(f'{where}: better is missing: "higher" or "lower" values of {first.name}?')
     if tuned and first.on_split("validation", metrics) is None:
         raise ValueError(
-            f"{where}, tune: {tuned[0]} is chosen on validation rows, of which the task "
-            f"{sweep.task_name} measures no {first.name.partition('_')[2] or first.name}; it "
+            f"{where}, tune: {tuned[0]} is chosen on validation rows, but the task "
+            f"{sweep.task_name} has no validation_{first.name.partition('_')[2] or first.name}; it "
             f"measures {', '.join(metrics)}: leave tune out, or give the data validation rows"
         )
 

@@ -273,8 +273,8 @@ class LazyRows:
             )
         if mechanism.sampler.accumulates:
             raise ValueError(
-                'lazy tables read the rows of a step once: take overflow="truncate", or another '
-                "sampler, in place of a step of several passes"
+                "lazy tables allow one pass per step, and this sampler may take several: use "
+                'overflow="truncate", or another sampler'
             )
         example = shapes_of_rows(rows, *mechanism.sampler.clipped_shape)
         return tuple(find_tables(self.loss_fn, params, example))
