@@ -218,7 +218,7 @@ def _read_plain(hint: Any, value: Any, place: Place, words: bool) -> Any:
 
 
 def _whole_number(text: str) -> str:
-    """Returns the digits of a whole number such as 46e6, or any other text as it is."""
+    """Returns the digits of a whole number such as 46e6, or any other text unchanged."""
     if not (match := _SCIENTIFIC.fullmatch(text)):
         return text
     digits, fraction, exponent = match[1], (match[2] or "").rstrip("0"), int(match[3])

@@ -330,7 +330,7 @@ class UnitTests(RowTests):
 
         Args:
           draws: Draws.
-          level: Level of the children, from 0; the last is that of examples.
+          level: Level of the children, from 0; examples are the last level.
           is_counted: True for examples that are counted; bool[examples].
         """
         units: Any = self._law.units

@@ -128,8 +128,8 @@ class Subsets:
         """Yields p-values of members that two draws share.
 
         Args:
-          lags: Distances between the seeds and the epochs of two draws; draws of all seeds are
-            compared with those of seed 0, too.
+          lags: Distances between the seeds and the epochs of two draws; draws of every seed are
+            also compared with draws of seed 0.
         """
         number = {(draw.seed, draw.epoch): k for k, draw in enumerate(self._draws)}
         pairs = [

@@ -187,7 +187,7 @@ def recorded_job(
 ) -> Job:
     """Returns the compiled job of a recorded run.
 
-    The data must be those of the start of the run.
+    The data must be unchanged since the start of the run.
 
     Args:
       folder: Run directory.

@@ -104,7 +104,7 @@ def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
 def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
     """Returns the mechanism in a `mechanism_record`.
 
-    Its sampler costs as much as the recorded one, but has only the shape of a unit tree.
+    Its sampler has the recorded cost, but only the shape of a unit tree.
     """
     fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
     # Reading a ledger executes no code that the ledger names.
@@ -229,7 +229,7 @@ class Selection:
           ValueError: if no candidate has these terms.
         """
         if not any(is_trial_of(candidate, terms) for candidate in self.candidates):
-            raise ValueError("the released model is of none of the declared candidates")
+            raise ValueError("the released model belongs to none of the declared candidates")
 
     @property
     def delta(self) -> float:

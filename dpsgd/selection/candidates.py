@@ -115,7 +115,7 @@ class Candidates:
         """Returns digests of task, candidates and data.
 
         Args:
-          secret: Secret that blinds the digest of the data; None to leave it as it is.
+          secret: Secret that blinds the digest of the data; None for no blinding.
         """
         grid = json.dumps([spec.record() for spec in self.specs], sort_keys=True)
         return {

@@ -2,8 +2,8 @@
 
 `train_blocks` runs the first steps of the remaining run, some in its middle, and its last, with a
 full block at both ends. The first and the last segment resume after one step at the run's own
-scales, whose release must be that of the drawn batch. Batches must have the drawn size and number
-of marked rows, whose floats are NaN, and steps the noise of their key and number.
+scales, which must release the gradient of the drawn batch. Batches must have the drawn size and
+number of marked rows, whose floats are NaN, and steps the noise of their key and number.
 """
 
 from __future__ import annotations
