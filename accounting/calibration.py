@@ -225,7 +225,7 @@ def _least(
 
 
 def _secant(values: dict[float, float]) -> tuple[float, float]:
-    """Returns about the root of a falling function, and its slope there, by two points near it."""
+    """Estimates the root of a falling function, and its slope there, by two points near it."""
     (x, at_x), *farther = sorted(values.items(), key=lambda point: abs(point[1]))
     for y, at_y in farther[:1]:
         slope = (at_y - at_x) / (y - x)

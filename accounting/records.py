@@ -240,7 +240,7 @@ def format_value(value: Any, *, words: bool = False) -> str:
     short.maxstring = short.maxother = short.maxlong = 60
     try:
         return _line(short.repr(value))
-    except Exception:  # a representation of somebody else
+    except Exception:  # an error in __repr__
         return f"a {type(value).__name__}"
 
 

@@ -68,7 +68,7 @@ class Loss(abc.ABC):
         return None
 
     def log_moment(self) -> Callable[[float], float]:
-        """Returns approximately log E[e^{tilt loss}], for the choice of a tilt.
+        """Approximates log E[e^{tilt loss}], for the choice of a tilt.
 
         The atoms are grouped into a few hundred blocks.
         """
@@ -264,7 +264,7 @@ class Window(NamedTuple):
                 errors += law_error * np.exp(log_bound + log_atom - log_modulus)
         entries = scipy.fft.irfft(power, size)
         entries[0] += atom
-        # Each frequency of rfft but the ends stands for two.
+        # Each frequency of rfft except the first and last counts twice.
         mean_error = 1.0001 * (2.0 * float(errors.sum()) / size + WRAP)
         return Power(
             np.roll(entries, (atom_index - self.low) % size), log_unit, mean_error, rounding
@@ -328,7 +328,7 @@ def sum_rounding(drift: float, terms: int) -> float:
 
 
 def _minimiser(bound: Callable[[float], float]) -> float:
-    """Returns approximately the minimiser of a quasi-convex function of the logarithm of a tilt."""
+    """Estimates the minimiser of a quasi-convex function of the logarithm of a tilt."""
     low, high = math.log(1e-3), math.log(1e6)
     for points in (16, 6, 6):
         grid = np.linspace(low, high, points).tolist()

@@ -33,7 +33,7 @@ class Average:
     Args:
       sigma: The noise multiplier, X = exp(u / sigma - 1 / (2 sigma^2)), u standard normal.
       bins: T >= 2.
-      window: Above every b that is asked for.
+      window: Bound above every b that is evaluated.
       rule: The trapezoid rule's errors are about e^-this.
       alias: Errors by aliases are about e^-this.
       end: Errors by the sum's end are about e^-this.

@@ -85,7 +85,7 @@ class Mixture(NamedTuple):
 
 
 def ratio_deviation(p: Mixture, q: Mixture) -> float:
-    """Returns about the deviation of X = dP/dQ under Q.
+    """Estimates the deviation of X = dP/dQ under Q.
 
     `|X - 1|` is cut off at 1.
 

@@ -79,7 +79,7 @@ class Pairs:
     Attributes:
       step: Distance of grid points in log X.
       symmetric: True if both laws are equal: pairs d >= 1 are visited once and count twice.
-      middle: First grid point of the sums that stands for X >= 1.
+      middle: First grid point of the sums with X >= 1.
     """
 
     step: float
@@ -234,7 +234,7 @@ class Pairs:
 def _shifted_sums(mass: Array, weights: Array, start: int, low: int, high: int) -> Array:
     """Returns sum_d weights[d] mass[i - start - d] for each i in [low, high), added directly.
 
-    Every i has a term; those beyond the ends of `mass` are left out.
+    Every i has a term; terms beyond the ends of `mass` are left out.
     """
     first = max(0, low - start - weights.size + 1)
     last = min(mass.size, high - start)

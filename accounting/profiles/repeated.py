@@ -112,7 +112,7 @@ class RepeatedGrids:
 
 
 def _tail(point: Point) -> float:
-    # The delta that is asked for at an epsilon may turn out to be far less.
+    # The delta at an epsilon may be far smaller.
     return _TAIL * point.delta if point.epsilon is None else min(_TAIL * point.delta, 1e-12)
 
 
@@ -155,9 +155,9 @@ class RepeatedProfile(WithRelease, abc.ABC):
 
     @abc.abstractmethod
     def deviation(self) -> float:
-        """Returns about the deviation of one release's ratio.
+        """Estimates the deviation of one release's ratio.
 
-        It is under Q, to choose the grid by.
+        It is taken under Q, for the choice of the grid.
         """
 
     @abc.abstractmethod

@@ -167,7 +167,7 @@ def sums_run(
         vector = jax.eval_shape(refinement.statistic, start, row)
         if not isinstance(vector, jax.ShapeDtypeStruct) or len(vector.shape) != 1:
             raise ValueError(f"a row's statistic must be a vector, float32[d], got {vector}")
-        # "state" has no path to the loss, and is what the update folds.
+        # "state" has no path to the loss; the update folds into it.
         folds = optax.GradientTransformation(_nothing, _Fold(refinement))
         algorithm = dpsgd(_Product(refinement), folds)
         algorithm = algorithm._replace(freezes=False)

@@ -129,7 +129,7 @@ def noise_multipliers(
 
 
 def _insufficient_noise(profile: Profiles, delta: float, target_epsilon: float) -> float:
-    """Returns about the largest noise multiplier proved to miss an epsilon; 0 if none is."""
+    """Estimates the largest noise multiplier proved to miss an epsilon; 0 if none is."""
     start = calibrate(lambda noise: LowerEnd(profile(noise)), epsilon=target_epsilon, delta=delta)
     noise_multiplier, step = start, _LEAST_STEP
     while noise_multiplier > _LEAST_NOISE * start:

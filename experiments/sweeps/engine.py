@@ -348,7 +348,7 @@ def _program(spec: RunSpec, population: Population, where: str) -> Hashable:
         sampler = build_sampler(spec, population)
         sampler.protected_unit(population)
         if spec.private and spec.l2_clip_norm is not None:
-            Mechanism(sampler, 1.0, spec.l2_clip_norm)  # refuses what float32 does not hold
+            Mechanism(sampler, 1.0, spec.l2_clip_norm)  # refuses scales beyond float32
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     size, several = sampler.padded_batch_size, sampler.accumulates

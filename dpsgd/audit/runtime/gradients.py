@@ -149,7 +149,7 @@ def _gradients(
     # Rounding may hide the effects of a few small moves, so more of these are made.
     size, moves = min(size, _FARTHEST), _MOVES[size > _FARTHEST]
     options = None
-    if jax.default_backend() == "cpu":  # it runs once: compiling is what it costs
+    if jax.default_backend() == "cpu":  # it runs once: compiling dominates
         options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     run = jax.jit(_of_examples, static_argnums=(0, 5), compiler_options=options)
     return run(loss, params, (batch, *keys), places, np.float32(size), moves), unit

@@ -62,7 +62,7 @@ class LazyTables:
             except (TypeError, ValueError):
                 raise TypeError(f"{name} of lazy tables must be a number, got {value!r}") from None
         rate = 0.0 if callable(self.learning_rate) else self.learning_rate
-        LinearSgd((rate,), self.momentum)  # refuses what is out of range
+        LinearSgd((rate,), self.momentum)  # refuses values out of range
 
     def of_run(self, num_steps: int) -> LinearSgd:
         """Returns the optimizer for a run of `num_steps` steps."""
