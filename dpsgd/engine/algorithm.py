@@ -229,7 +229,7 @@ def with_loss(algorithm: Algorithm, loss_fn: LossFn) -> Algorithm:
     clipped_sum = algorithm.clipped_sum
     if algorithm.lazy or not isinstance(clipped_sum, ClippedSum):
         raise ValueError(
-            "the loss cannot be replaced in an algorithm with tables or a custom clipped_sum"
+            "the loss of an algorithm with tables or a custom clipped_sum cannot be replaced"
         )
     loss_fn = Loss(loss_fn, algorithm.foreign_calls)
     clipped_sum = ClippedSum(loss_fn, clipped_sum.clipping, clipped_sum.microbatch_size)
