@@ -15,12 +15,16 @@ from scipy import stats
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UnitsThenPoisson, UserPoisson
 
 
-def row_law(sampler, example):
-    """Law of the steps of one epoch that an example is in: {(0 or 1 of each step): probability}."""
+def row_law(sampler, example, released=None):
+    """Law of the steps of one epoch that an example is in: {(0 or 1 of each step): probability}.
+
+    Of a Poisson sampler, steps that are not `released` are 0.
+    """
     length, cycle = sampler.steps_per_epoch, getattr(sampler, "cycle_length", 1)
     own = [t % cycle == example % cycle for t in range(length)]
     if isinstance(sampler, Poisson):
         q = cycle * sampler.batch_size / sampler.num_examples
+        own = [some and (released is None or t in released) for t, some in enumerate(own)]
         coins = [((0, 1.0 - q), (1, q)) if some else ((0, 1.0),) for some in own]
         return {tuple(v for v, _ in row): math.prod(p for _, p in row) for row in product(coins)}
     if isinstance(sampler, Deterministic):
@@ -126,7 +130,7 @@ def steps_of(attempt):
 def released_cells(sampler, attempts, other, example=0, owns=(1,)):
     """Cells of attempts' releases in the group of an example, with `owns` own rows by shard."""
     length, cycle = sampler.steps_per_epoch, getattr(sampler, "cycle_length", 1)
-    law, draws = row_law(sampler, example), []
+    draws = []
     for attempt in attempts:
         of_draw = {}
         for t in steps_of(attempt):
@@ -134,7 +138,7 @@ def released_cells(sampler, attempts, other, example=0, owns=(1,)):
                 of_draw.setdefault(sampler.drawn_epoch(t // length), []).append(t % length)
         for steps in of_draw.values():
             row = Counter()
-            for places, p in law.items():
+            for places, p in row_law(sampler, example, steps).items():
                 row[tuple(places[t] for t in steps)] += p
             draws.append(added([_draw(sampler, row, own, other, steps) for own in owns]))
     return joined(draws)

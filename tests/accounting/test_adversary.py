@@ -5,11 +5,13 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from enumeration import released_cells
 from scipy import stats
 
 from accounting import BallsAndBinsProfile, GaussianProfile, PoissonProfile, UserPoissonProfile
 from accounting.releases import with_gaussian_release
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
+from tests.accounting.profiles.test_gaussian import exact_delta
 
 UNCUT = {"overflow": "accumulate"}
 
@@ -17,32 +19,21 @@ UNCUT = {"overflow": "accumulate"}
 # --- laws of X = dP/dQ as (Q-mass, X) at nodes, by the trapezoid rule
 
 
-def nodes(sigma, dimensions, points, shift=1.0):
-    axis, step = np.linspace(-8.5 * sigma, shift + 8.5 * sigma, points, retstep=True)
-    mass = stats.norm.pdf(axis, 0.0, sigma) * step
-    each = np.meshgrid(*[axis] * dimensions, indexing="ij")
-    return [x.ravel() for x in each], np.prod(np.meshgrid(*[mass] * dimensions), axis=0).ravel()
+def law(cells, sigma):
+    """Law of X on the span of the unit's means, where all other rows are zero."""
+    means = np.array([with_it for with_it, _ in cells], float)
+    _, lengths, basis = np.linalg.svd(means, full_matrices=False)
+    means = means @ basis[lengths > 1e-9].T
+    low, high = min(0.0, means.min()) - 8.5 * sigma, means.max() + 8.5 * sigma
+    axis, step = np.linspace(low, high, {1: 4001, 2: 801}[means.shape[1]], retstep=True)
+    z = np.stack(np.meshgrid(*[axis] * means.shape[1]), axis=-1).reshape(-1, means.shape[1])
+    q = (stats.norm.pdf(z, 0.0, sigma) * step).prod(axis=1)
+    exponents = ((z @ mean - 0.5 * mean @ mean) / sigma**2 for mean in means)
+    return q, sum(p * np.exp(x) for p, x in zip(cells.values(), exponents, strict=True))
 
 
-def mixture(sigma, weights):
-    """One coordinate; `weights` of the means."""
-    (z,), q = nodes(sigma, 1, 4001, max(weights))
-    return q, sum(w * np.exp((m * z - 0.5 * m * m) / sigma**2) for m, w in weights.items())
-
-
-def gaussian(sigma):
-    return mixture(sigma, {1.0: 1.0})
-
-
-def sampled(sigma, rate):
-    return mixture(sigma, {0.0: 1.0 - rate, 1.0: rate})
-
-
-def released_bins(sigma, bins, times):
-    """One of `bins` bins, of which one or two are released, each so many `times`."""
-    z, q = nodes(sigma, len(times), {1: 4001, 2: 801}[len(times)], math.sqrt(max(times)))
-    terms = (np.exp((math.sqrt(m) * x - 0.5 * m) / sigma**2) for m, x in zip(times, z, strict=True))
-    return q, 1.0 - len(times) / bins + sum(terms) / bins
+def release(sigma):
+    return law({((1.0,), (0.0,)): 1.0}, sigma)
 
 
 NOTHING = np.ones(1), np.ones(1)
@@ -60,13 +51,6 @@ def divergence(epsilon, law, other=NOTHING):
     remove = law[0] @ (law[1] * above[1][first] - e * above[0][first])
     add = law[0] @ (below[0][last] - e * law[1] * below[1][last])
     return max(remove, add)
-
-
-def exact_gaussian(sigma, epsilon):
-    with mpmath.workdps(50):
-        s, e = mpmath.mpf(sigma), mpmath.mpf(epsilon)
-        tails = [mpmath.ncdf(sign / (2 * s) - s * e) for sign in (1, -1)]
-        return float(tails[0] - mpmath.exp(e) * tails[1])
 
 
 def exact_sampled(sigma, rate, epsilon):
@@ -88,16 +72,15 @@ def exact_sampled(sigma, rate, epsilon):
 
 
 def closed_form(rng, sigma, epsilon):
-    truth = exact_gaussian(sigma, epsilon)
+    truth = exact_delta(sigma, epsilon)
     return GaussianProfile(sigma), truth, truth
 
 
 def known_order(rng, sigma, epsilon):
     first, second = int(rng.integers(1, 9)), int(rng.integers(1, 9))
-    sampler = Deterministic(80, 10)
     attempts = [range(first), range(second - 1, 8)]
-    truth = exact_gaussian(sigma / math.sqrt(2 if second <= first else 1), epsilon)
-    return sampler.privacy_of(sigma, attempts, same_rows=True), truth, truth
+    truth = exact_delta(sigma / math.sqrt(2 if second <= first else 1), epsilon)
+    return Deterministic(80, 10).privacy_of(sigma, attempts, same_rows=True), truth, truth
 
 
 def one_step(rng, sigma, epsilon):
@@ -106,99 +89,83 @@ def one_step(rng, sigma, epsilon):
     return Poisson(1000, b, **UNCUT).privacy_of(sigma, [range(1)]), truth, truth
 
 
+def priced(sampler, sigma, epsilon, attempts, draws=None):
+    """Attempts' price, and their delta by enumeration of each one's draw, or of equal `draws`."""
+    laws = [law(released_cells(sampler, [draw], (0.0,)), sigma) for draw in draws or attempts]
+    truth = divergence(epsilon, *laws)
+    return sampler.privacy_of(sigma, attempts), truth, truth
+
+
 def two_steps(rng, sigma, epsilon):
-    b = int(rng.integers(10, 500))
-    sampler = Poisson(1000, b, **UNCUT)
-    law = sampled(sigma, b / 1000)
-    truth = divergence(epsilon, law, law)
-    return sampler.privacy_of(sigma, [range(1), range(1)]), truth, truth
+    sampler = Poisson(1000, int(rng.integers(10, 500)), **UNCUT)
+    return priced(sampler, sigma, epsilon, [range(1), range(1)])
 
 
 def two_bins(rng, sigma, epsilon):
-    truth = divergence(epsilon, released_bins(sigma, 2, (1, 1)))
-    return BallsAndBins(200, 100, **UNCUT).privacy(sigma), truth, truth
+    return priced(BallsAndBins(200, 100, **UNCUT), sigma, epsilon, [range(2)])
 
 
 def two_epochs(rng, sigma, epsilon):
-    law = released_bins(sigma, 2, (1, 1))
-    truth = divergence(epsilon, law, law)
-    return BallsAndBins(200, 100, 2, **UNCUT).privacy(sigma), truth, truth
+    sampler = BallsAndBins(200, 100, 2, **UNCUT)
+    return priced(sampler, sigma, epsilon, [range(4)], [range(2), range(2, 4)])
 
 
 def partial_epoch(rng, sigma, epsilon):
     bins, released = int(rng.integers(2, 60)), int(rng.integers(1, 3))
     first = int(rng.integers(0, bins - released + 1))
-    price = BallsAndBins(bins * 10, 10, **UNCUT).privacy_of(sigma, [range(first, first + released)])
-    truth = divergence(epsilon, released_bins(sigma, bins, (1,) * released))
-    return price, truth, truth
+    sampler = BallsAndBins(bins * 10, 10, **UNCUT)
+    return priced(sampler, sigma, epsilon, [range(first, first + released)])
 
 
 def two_attempts(rng, sigma, epsilon):
     bins = int(rng.integers(2, 60))
-    ends = [int(rng.integers(1, 3)) for _ in range(2)]
-    price = BallsAndBins(bins * 10, 10, **UNCUT).privacy_of(sigma, [range(k) for k in ends])
-    laws = (released_bins(sigma, bins, (1,) * k) for k in ends)
-    truth = divergence(epsilon, *laws)
-    return price, truth, truth
+    attempts = [range(int(rng.integers(1, 3))) for _ in range(2)]
+    return priced(BallsAndBins(bins * 10, 10, **UNCUT), sigma, epsilon, attempts)
 
 
 def fixed_bins(rng, sigma, epsilon):
     epochs = int(rng.integers(2, 5))
     sampler = BallsAndBins(200, 100, epochs, assignment="fixed", **UNCUT)
-    steps = int(rng.integers(2, 2 * epochs + 1))
-    truth = divergence(epsilon, released_bins(sigma, 2, (-(-steps // 2), steps // 2)))
-    return sampler.privacy_of(sigma, [range(steps)]), truth, truth
+    return priced(sampler, sigma, epsilon, [range(int(rng.integers(2, 2 * epochs + 1)))])
 
 
 def shuffled(rng, sigma, epsilon):
     steps = int(rng.integers(1, 3))  # of two: one may be half an epoch
-    truth = divergence(epsilon, released_bins(sigma, 2, (1,) * steps))
-    price = Shuffle(200, 100).privacy_of(sigma, [range(steps)])
-    return price, truth, exact_gaussian(sigma, epsilon)
-
-
-def kept_probability(rows, rate, cap):
-    """With which an example is drawn, and not cut."""
-    others = np.arange(rows)
-    return rate * stats.binom.pmf(others, rows - 1, rate) @ np.minimum(1.0, cap / (others + 1))
+    price, truth, _ = priced(Shuffle(200, 100), sigma, epsilon, [range(steps)])
+    return price, truth, exact_delta(sigma, epsilon)
 
 
 def cut_batches(rng, sigma, epsilon):
     b = int(rng.integers(2, 60))
     cap = int(b + rng.integers(1, 5) * math.sqrt(b) + 1)
-    law = sampled(sigma, kept_probability(400, b / 400, cap))
     steps = int(rng.integers(1, 3))
-    truth = divergence(epsilon, *[law] * steps)
-    price = Poisson(400, b, max_batch_size=cap).privacy_of(sigma, [range(steps)])
-    return price, truth, truth  # the other rows are zeros: the pair of the lower end
+    sampler = Poisson(400, b, max_batch_size=cap)
+    return priced(sampler, sigma, epsilon, [range(steps)], [range(1)] * steps)
 
 
 def cut_bins(rng, sigma, epsilon):
     bins = int(rng.integers(2, 30))
     cap = int(20 + rng.integers(1, 5) * math.sqrt(20))
-    law = sampled(sigma, kept_probability(20 * bins, 1 / bins, cap))
-    attempts = [range(1)] * int(rng.integers(1, 3))
-    truth = divergence(epsilon, *[law] * len(attempts))
-    price = BallsAndBins(20 * bins, 20, max_batch_size=cap).privacy_of(sigma, attempts)
-    return price, truth, truth
+    sampler = BallsAndBins(20 * bins, 20, max_batch_size=cap)
+    return priced(sampler, sigma, epsilon, [range(1)] * int(rng.integers(1, 3)))
 
 
 def users(rng, sigma, epsilon):
     tau, rate, noise = int(rng.integers(2, 6)), float(rng.uniform(0.01, 0.4)), 2.0 * sigma
-    weights = {float(k): stats.binom.pmf(k, tau, rate) for k in range(tau + 1)}
-    truth = divergence(epsilon, mixture(noise, weights), gaussian(3.0))
-    product = with_gaussian_release(UserPoissonProfile(noise, 1, rate, tau), 3.0)
-    return product, truth, truth
+    cells = {((float(k),), (0.0,)): stats.binom.pmf(k, tau, rate) for k in range(tau + 1)}
+    truth = divergence(epsilon, law(cells, noise), release(3.0))
+    return with_gaussian_release(UserPoissonProfile(noise, 1, rate, tau), 3.0), truth, truth
 
 
 def beside_a_release(rng, sigma, epsilon):
-    release = float(rng.uniform(0.7, 3.0))
+    noise = float(rng.uniform(0.7, 3.0))
     if rng.integers(2):
-        profile, law = BallsAndBinsProfile(sigma, 2), released_bins(sigma, 2, (1, 1))
+        profile, weights = BallsAndBinsProfile(sigma, 2), {(1.0, 0.0): 0.5, (0.0, 1.0): 0.5}
     else:
-        profile, law = PoissonProfile(sigma, 0.3, 1), sampled(sigma, 0.3)
-    truth = divergence(epsilon, law, gaussian(release))
-    return with_gaussian_release(profile, release), truth, truth
+        profile, weights = PoissonProfile(sigma, 0.3, 1), {(0.0,): 0.7, (1.0,): 0.3}
+    cells = {(mean, (0.0,) * len(mean)): p for mean, p in weights.items()}
+    truth = divergence(epsilon, law(cells, sigma), release(noise))
+    return with_gaussian_release(profile, noise), truth, truth
 
 
 FAMILIES = [
