@@ -58,6 +58,14 @@ def unchecked(record, **changed):
     return made
 
 
+BY_NAME = {
+    **dict.fromkeys(("sampling_prob", "unit_prob"), (0.0, -0.5, 1.5)),
+    **dict.fromkeys(("noise_multiplier", "release"), (0.0, math.nan)),
+    **dict.fromkeys(("assignment", "order", "overflow"), ("drop",)),
+}
+"""What no field of a name may be, whatever its annotation says."""
+
+
 def assert_refused(record, *integers):
     """Asserts that each field of a record refuses, by name, what its annotation does not allow.
 
@@ -73,7 +81,7 @@ def assert_refused(record, *integers):
     for name, hint in field_types(type(record)).items():
         is_count = "an integer" in described(hint) and not name.endswith("_level")
         values = list(integers) if is_count else []
-        values += [0.0, -0.5, 1.5] if name in ("sampling_prob", "unit_prob") else []
+        values += BY_NAME.get(name, ())
         for value in tries:
             try:
                 read(hint, value)
