@@ -1,4 +1,4 @@
-"""Type annotations with ranges of values, and their text in messages."""
+"""Types and ranges of values, as annotations, and in words."""
 
 from __future__ import annotations
 

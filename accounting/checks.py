@@ -1,4 +1,4 @@
-"""Range checks of settings and of points on a privacy curve, and the default delta."""
+"""Refusals of settings and of points of a curve out of range, and the delta of a default."""
 
 from __future__ import annotations
 

@@ -342,7 +342,7 @@ class RunDirectory:
             with os.fdopen(descriptor, "rb+") as file:
                 lines = file.read()
                 cut = lines.rfind(b'{"step": %d,' % step)
-                # If the step is missing, only a line that a crash cut short is removed.
+                # Without that step, at most a line is cut that a crash left unended.
                 file.truncate(lines.rfind(b"\n") + 1 if cut < 0 else cut)
         except FileNotFoundError:
             return

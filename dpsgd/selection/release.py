@@ -44,7 +44,7 @@ def release(
     """Writes the run directory of the best trial.
 
     Args:
-      wanted: The requested selection.
+      wanted: Selection as asked for.
       terms: Terms of the best trial's candidate.
       best: Directory of the best trial's run.
       folder: Directory to write.

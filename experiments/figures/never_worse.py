@@ -18,10 +18,11 @@ import polars as pl
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from accounting import BallsAndBinsProfile, PoissonProfile
+from accounting import PoissonProfile
 from experiments.figures import Options
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import blank, panels
+from experiments.papers.laplace import SharpBallsAndBinsProfile
 from experiments.papers.order import compare
 from experiments.results.points import Cells, Job, ends
 
@@ -53,7 +54,7 @@ def compute(job: Job) -> list[dict[str, Any]]:
       `FLOOR`.
     """
     steps, sigma, epochs = job["steps"], job["sigma"], job["epochs"]
-    bins = BallsAndBinsProfile(sigma, steps, epochs)
+    bins = SharpBallsAndBinsProfile(sigma, steps, epochs)
     poisson = PoissonProfile(sigma, 1.0 / steps, steps * epochs)
     points: list[dict[str, Any]] = []
     for epsilon in EPSILONS:

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import (
-    Bound,
-    attack_accuracy,
-)
+from accounting import Bound, attack_accuracy
 from accounting.attack import implied_advantage
 
 LAWS = st.lists(st.integers(0, 20), min_size=4, max_size=4).filter(any)

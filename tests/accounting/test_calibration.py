@@ -34,22 +34,9 @@ MAKERS = {
 
 
 # The cost of little noise is the quicker one to compute, but that of Poisson's.
-SHORT = {"gaussian": 0.5, "poisson": 0.5, "balls-and-bins": 5.0}
-
-
-@pytest.mark.parametrize(
-    ("maker", "epsilon"),
-    [
-        pytest.param(
-            maker,
-            epsilon,
-            marks=[pytest.mark.long] * (epsilon != SHORT.get(name)),
-            id=f"{name}-{epsilon}",
-        )
-        for name, maker in MAKERS.items()
-        for epsilon in (0.5, 5.0)
-    ],
-)
+@pytest.mark.short("0.5-gaussian", "0.5-poisson", "5.0-balls-and-bins")
+@pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("epsilon", [0.5, 5.0])
 def test_the_noise_returned_suffices_and_slightly_less_does_not(maker, epsilon):
     sigma = calibrate(maker, epsilon=epsilon, delta=1e-6)
     assert maker(sigma).epsilon(1e-6).upper <= epsilon
@@ -78,9 +65,8 @@ def test_the_gaussian_is_inverted_anywhere(log_epsilon, log_delta):
         assert GaussianProfile(sigma / (1 + 3e-4)).delta(epsilon).upper > delta
 
 
-@pytest.mark.parametrize(
-    ("bins", "noise"), [(10, 0.790), pytest.param(36_000, 0.415, marks=pytest.mark.long)]
-)
+@pytest.mark.short("10-*")
+@pytest.mark.parametrize(("bins", "noise"), [(10, 0.790), (36_000, 0.415)])
 def test_a_job_is_calibrated_in_a_few_evaluations(bins, noise):
     calls = []
 
@@ -92,15 +78,8 @@ def test_a_job_is_calibrated_in_a_few_evaluations(bins, noise):
     assert len(calls) <= 15
 
 
-@pytest.mark.parametrize(
-    "maker",
-    [
-        pytest.param(
-            maker, marks=[pytest.mark.long] * (name not in ("gaussian", "shuffle")), id=name
-        )
-        for name, maker in MAKERS.items()
-    ],
-)
+@pytest.mark.short("gaussian", "shuffle")
+@pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
 def test_returned_noise_is_the_least_that_keeps_the_advantage(maker):
     sigma = calibrate_advantage(maker, advantage=0.1)
     assert attack_advantage(maker(sigma)).upper <= 0.1

@@ -7,15 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from accounting import (
-    BallsAndBinsProfile,
-    Bound,
-    GaussianProfile,
-    PoissonProfile,
-    PrivacyProfile,
-)
+from accounting import BallsAndBinsProfile, Bound, GaussianProfile, PrivacyProfile
 from accounting.profile import UpperEnd
-from accounting.profiles.truncation import Cap, truncated_profile
 from accounting.releases import with_gaussian_release
 
 DELTA = 1e-5
@@ -37,12 +30,6 @@ class Opaque:
         return Bound(found.lower, found.upper, self.confidence)
 
 
-LAWS = {
-    "one sampled release": lambda sigma: PoissonProfile(sigma, 0.3, 1),
-    "two bins": lambda sigma: BallsAndBinsProfile(sigma, 2),
-}
-
-
 @pytest.mark.short("0.5-3.0-*", "2.0-20.0-*", "3.0-1000000.0-*")
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
 @pytest.mark.parametrize(("sigma", "release"), [(2.0, 20.0), (0.5, 3.0), (2.0, 0.4), (3.0, 1e6)])
@@ -61,15 +48,6 @@ def test_two_gaussian_releases_cost_as_one_of_less_noise(sigma, release, delta):
         upper = basic.delta(epsilon).upper
         assert both.delta(epsilon).lower <= upper
         assert upper <= (1.0 + 1e-6) * sum(p.delta(epsilon / 2).upper for p in parts)
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])
-def test_what_a_cut_costs_is_paid_once(epsilon):
-    cut = truncated_profile(PoissonProfile(2.0, 0.1, 10), Cap(1000, 0.1, 140))
-    found = with_gaussian_release(cut, 2.0)
-    assert found.delta(epsilon) == cut.with_gaussian_release(2.0).delta(epsilon)
-    both = with_gaussian_release(cut.profile, 2.0).delta(epsilon)
-    assert both.upper <= found.delta(epsilon).upper <= both.upper + 1.01 * math.exp(cut.log_spent)
 
 
 def test_of_an_upper_end_the_product_s_alone_is_proved():

@@ -41,15 +41,9 @@ def beside_a_release():
     return sampled(0.7, 0.2, 30).compose(release)
 
 
-POISSON = [(1.0, 0.01, 1000, 1e-5), (0.7, 0.2, 30, 1e-6), (2.0, 0.5, 100, 1e-7)]
-POISSON += [(5.0, 1e-3, 5000, 1e-5)]
 USERS = [(2.0, 100, 0.01, 5), (4.0, 300, 0.02, 10), (1.0, 1, 0.3, 3), (1.5, 20, 0.9, 2)]
 # Our profile, their distribution, delta, how far theirs may be above ours.
 LOSSES = [
-    *(
-        (PoissonProfile(*at), lambda at=at: sampled(*at, min(1e-3, 0.1 * at[1])), delta, 3e-3)
-        for *at, delta in POISSON
-    ),
     *(
         pytest.param(
             UserPoissonProfile(*at), lambda at=at: users(*at), 1e-5, 3e-3, marks=pytest.mark.long

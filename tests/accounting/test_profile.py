@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import (
-    Bound,
-    GaussianProfile,
-    calibrate,
-    default_delta,
-    epsilon,
-    largest_count,
-)
+from accounting import Bound, GaussianProfile, calibrate, default_delta, epsilon, largest_count
 from accounting.profile import ContradictoryBounds, Question
 
 

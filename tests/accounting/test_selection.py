@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize, special, stats
 
-from accounting import (
-    Bound,
-    GaussianProfile,
-    SelectionProfile,
-    TrialCount,
-    epsilon,
-)
+from accounting import Bound, GaussianProfile, SelectionProfile, TrialCount, epsilon
 from accounting.profile import Profile
 from accounting.releases import EnvelopeProfile
 
@@ -87,16 +81,23 @@ def slope_of(count):
     return lambda tail: count.mean * (gamma / (gamma + (1 - gamma) * tail)) ** power
 
 
-def best_of_k_delta(count, mu, eps, sign):
-    """Exact delta of the best of K for N(mu, 1) against N(0, 1), the score rising or falling."""
-    slope = slope_of(count)
+def best_of_k_delta(count, eps, *candidates, sign=1):
+    """Exact delta of the best of K for N(mu, 1) against N(0, 1), the score rising or falling.
 
-    def excess(y):
-        p = slope(special.ndtr(sign * (mu - y))) * density(y - mu)
-        q = slope(special.ndtr(-sign * y)) * density(y)
-        return max(0.0, p - math.exp(eps) * q)
+    One of the candidates (mu, share of the others that are better) is drawn, all alike.
+    """
+    slope, share, total = slope_of(count), 1.0 / len(candidates), 0.0
+    for mu, better in candidates:
 
-    return integrate.quad(excess, -10, 10, limit=100, points=[-4, -2, 0, 2, 4])[0]
+        def excess(y, mu=mu, better=better):
+            p, q = (
+                slope(better + share * special.ndtr(sign * (at - y))) * share * density(y - at)
+                for at in (mu, 0.0)
+            )
+            return max(0.0, p - math.exp(eps) * q)
+
+        total += integrate.quad(excess, -10, 10, limit=200, points=[-4, -2, 0, 2, 4])[0]
+    return total
 
 
 # Every shape of K's law; means and sizes of noise take turns, and the others are long.
@@ -116,7 +117,7 @@ def test_no_score_costs_more_than_the_bound(mu, count):
         bound = profile.delta(eps)
         for sign in (-1, 1):
             for direction in (-mu, mu):
-                exact = best_of_k_delta(count, direction, eps, sign)
+                exact = best_of_k_delta(count, eps, (direction, 0.0), sign=sign)
                 assert exact <= bound.upper + 1e-9
 
 
@@ -188,25 +189,10 @@ def test_best_of_configurations_costs_at_most_the_envelope():
     """The sizes of noise differ, the candidate is drawn, and the score prefers the sharper one."""
     count, eps = TrialCount(10.0, 0.0), 3.0
     sharp, noisy = 1.0, 0.5  # mu of N(mu, 1) against N(0, 1)
-    slope = slope_of(count)
-
-    def delta(direction):
-        # All outcomes of the sharp candidate are better than those of the noisy one.
-        total = 0.0
-        for mu, better in ((sharp, 0.0), (noisy, 0.5)):
-            shift = direction * mu
-
-            def excess(y, shift=shift, better=better):
-                tails = [better + 0.5 * special.ndtr(at - y) for at in (shift, 0.0)]
-                p = slope(tails[0]) * 0.5 * density(y - shift)
-                q = slope(tails[1]) * 0.5 * density(y)
-                return max(0.0, p - math.exp(eps) * q)
-
-            total += integrate.quad(excess, -10, 10, limit=200, points=[-4, -2, 0, 2, 4])[0]
-        return total
-
     envelope = EnvelopeProfile((GaussianProfile(1 / noisy), GaussianProfile(1 / sharp)))
     bound = SelectionProfile(envelope, count).delta(eps)
     noisy_alone = SelectionProfile(GaussianProfile(1 / noisy), count).delta(eps)
     for direction in (-1, 1):
-        assert noisy_alone.upper < delta(direction) <= bound.upper
+        # All outcomes of the sharp candidate are better than those of the noisy one.
+        candidates = (direction * sharp, 0.0), (direction * noisy, 0.5)
+        assert noisy_alone.upper < best_of_k_delta(count, eps, *candidates) <= bound.upper

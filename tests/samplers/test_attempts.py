@@ -5,19 +5,10 @@ import functools
 import math
 import time
 
-import numpy as np
 import pytest
 
 from accounting import PoissonProfile, calibrate
-from samplers import (
-    BallsAndBins,
-    Deterministic,
-    EpochSampler,
-    Poisson,
-    Shuffle,
-    UserPoisson,
-)
-from samplers.attempts import releases, sizes_by_epoch, sizes_of
+from samplers import BallsAndBins, Deterministic, EpochSampler, Poisson, Shuffle, UserPoisson
 
 SIGMA = 1.0
 SIZES = {"num_examples": 1000, "batch_size": 50, "epochs": 4}  # 20 steps an epoch
@@ -83,33 +74,6 @@ def test_ends_within_limits_cost_at_most_the_entered_draws(sampler):
         limit = upper(sampler.privacy_of(SIGMA, sampler.as_entered(taken), same_rows=True))
         price = bound(sampler.privacy_of(SIGMA, chosen, same_rows=True))
         assert price.lower <= limit
-
-
-# --- Enumerated draws --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_released_steps_are_counted_as_one_by_one(seed):
-    draw = np.random.default_rng(seed)
-    length, epochs, groups = (int(draw.integers(1, most)) for most in (9, 5, 4))
-    edges = np.sort(draw.choice(length * epochs + 1, min(4, length * epochs // 2 * 2), False))
-    ranges = [range(int(a), int(b)) for a, b in edges.reshape(-1, 2)] if len(edges) > 1 else []
-    if not ranges:
-        return
-    times = np.bincount([t % length for steps in ranges for t in steps], minlength=length)
-    counted = {
-        (m, g): int(np.count_nonzero(times[g::groups] == m))
-        for m in set(times.tolist()) for g in range(groups)
-    }  # fmt: skip
-    sizes = sizes_of(ranges, length, groups)
-    assert {(m, g): int(n[g]) for m, n in sizes.items() for g in range(groups)} == counted
-    whole, partial = sizes_by_epoch(ranges, length, groups)
-    steps = [t for one in ranges for t in one]
-    each = [sum(t // length == e for t in steps) for e in range(epochs)]
-    assert whole == each.count(length)
-    assert sorted(int(releases(one).sum()) for one in partial) == sorted(
-        n for n in each if 0 < n < length
-    )
 
 
 # --- Values and times ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -15,10 +16,7 @@ from accounting import (
     UserPoissonProfile,
 )
 from accounting.profile import UpperEnd
-from accounting.profiles.truncation import (
-    Cap,
-    truncated_profile,
-)
+from accounting.profiles.truncation import Cap, truncated_profile
 from accounting.worst_leaf import worst_leaf
 from samplers import (
     BallsAndBins,
@@ -36,6 +34,12 @@ SIZES = 4010, 40, 3  # 101 steps an epoch, the last of which is smaller
 S = 0.8
 UNCUT, FIXED = {"overflow": "accumulate"}, {"assignment": "fixed"}
 TREE = UnitTree.from_columns({"shop": list("baccbacbc")})  # units of 3, 2 and 4
+USERS = functools.partial(UserPoisson, 1000, 20, 2, max_contributions=5)
+USERS_PROFILE = UserPoissonProfile(S, 100, 0.02, 5)
+
+
+def cut(profile, rows, rate, cap, shards=1):
+    return truncated_profile(profile, Cap(rows, rate, cap), shards)
 
 
 COSTS = [
@@ -59,42 +63,30 @@ COSTS = [
     # Groups of 334, 333, 333 examples; 34 cycles of 3 steps.
     (
         BallsAndBins(1000, 10, 2, max_batch_size=30, cycle_length=3),
-        truncated_profile(BallsAndBinsProfile(S, 34, 2), Cap(334, 1 / 34, 30)),
+        cut(BallsAndBinsProfile(S, 34, 2), 334, 1 / 34, 30),
     ),
     (
         Poisson(1000, 10, 2, max_batch_size=30, cycle_length=3),
-        truncated_profile(PoissonProfile(S, 0.03, 68), Cap(334, 0.03, 30)),
+        cut(PoissonProfile(S, 0.03, 68), 334, 0.03, 30),
     ),
-    (
-        BallsAndBins(1000, 10, 2, max_batch_size=334, cycle_length=3),
-        BallsAndBinsProfile(S, 34, 2),
-    ),
+    (BallsAndBins(1000, 10, 2, max_batch_size=334, cycle_length=3), BallsAndBinsProfile(S, 34, 2)),
     # Of each example's own shard and group: 1000 rows, 4 shards of 250, 2 groups of 125.
     (
         Poisson(1000, 20, 2, max_batch_size=15, num_shards=4, cycle_length=2),
-        truncated_profile(PoissonProfile(S, 0.04, 50), Cap(125, 0.04, 15), 4),
+        cut(PoissonProfile(S, 0.04, 50), 125, 0.04, 15, 4),
     ),
     (
         BallsAndBins(1003, 20, max_batch_size=15, num_shards=4),
-        truncated_profile(BallsAndBinsProfile(S, 51), Cap(251, 1 / 51, 15), 4),
+        cut(BallsAndBinsProfile(S, 51), 251, 1 / 51, 15, 4),
     ),
     # Fixed bins overflow together.
     (
         BallsAndBins(1000, 10, 5, max_batch_size=30, **FIXED),
-        truncated_profile(BallsAndBinsProfile(S, 100, 5, "fixed"), Cap(1000, 0.01, 30)),
+        cut(BallsAndBinsProfile(S, 100, 5, "fixed"), 1000, 0.01, 30),
     ),
-    (
-        UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=1000),
-        UserPoissonProfile(S, 100, 0.02, 5),
-    ),
-    (
-        UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=60),
-        truncated_profile(UserPoissonProfile(S, 100, 0.02, 5), Cap(1000, 0.02, 60)),
-    ),
-    (
-        UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=40, num_shards=2),
-        truncated_profile(UserPoissonProfile(S, 100, 0.02, 5), Cap(500, 0.02, 40), 2),
-    ),
+    (USERS(max_batch_size=1000), USERS_PROFILE),
+    (USERS(max_batch_size=60), cut(USERS_PROFILE, 1000, 0.02, 60)),
+    (USERS(max_batch_size=40, num_shards=2), cut(USERS_PROFILE, 500, 0.02, 40, 2)),
     # The unit of a leaf is drawn with 2 of 3; at most 2 x 4 examples are in two units.
     (
         UnitsThenPoisson(TREE, (2,), 0.5, steps=40, max_batch_size=9),
@@ -102,16 +94,10 @@ COSTS = [
     ),
     (
         UnitsThenPoisson(TREE, (2,), 0.3, steps=10, max_batch_size=4),
-        truncated_profile(
-            UnitsThenPoissonProfile(S, 10, 2 / 3, 0.3, siblings=3),
-            Cap(8, 0.3, 4),
-        ),
+        cut(UnitsThenPoissonProfile(S, 10, 2 / 3, 0.3, siblings=3), 8, 0.3, 4),
     ),
     (Multistage(TREE, (1, 2), steps=50), worst_leaf(S, 50, (1, 2), ((3, 2),), 2)),
-    (
-        Multistage(TREE, (1, 2), steps=50, clipped_level=1),
-        worst_leaf(S, 50, (1, 2), ((3, 2),), 1),
-    ),
+    (Multistage(TREE, (1, 2), steps=50, clipped_level=1), worst_leaf(S, 50, (1, 2), ((3, 2),), 1)),
     (
         Multistage(TREE, (1, 2), steps=50, clipped_level=1, protected_level=1),
         worst_leaf(S, 50, (1,), ((3,),), 1),

@@ -90,20 +90,6 @@ def test_uniform_integers_are_unbiased_at_large_ranges(high):
             assert stats.chisquare(counts, expected).pvalue > FALSE_ALARM
 
 
-def test_uniform_integers_reject_exactly_the_excess_words(monkeypatch):
-    # Scaled down by feeding chosen words: of all 2^32 words, those rejected number 2^32 mod high,
-    # and they are the ones whose product has a small low half.
-    high = 3 * 2**29
-    words = np.arange(8, dtype=np.uint32) * np.uint32(2**29) + np.uint32(0)
-    monkeypatch.setattr(Key, "words32", lambda self, count: np.resize(words, count))
-    # w = j * 2^29: w * high = j * 3 * 2^58; low halves are 0 for every j, hence below the threshold
-    # 2^32 mod high = 2^30: all are rejected, so add words that are not.
-    words[1::2] += np.uint32(1)  # low half 3 * 2^29 >= 2^30: accepted
-    drawn = uniform_integers(key(), high, 4)
-    expected = [(int(w) * high) >> 32 for w in words[1::2]]
-    assert drawn.tolist() == expected
-
-
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
 def test_every_permutation_is_equally_likely(count):
     outcomes = {order: 0 for order in itertools.permutations(range(count))}

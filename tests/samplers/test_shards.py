@@ -75,3 +75,12 @@ def test_shards_fill_their_buckets_independently(small_chunks):
     sampler = Shuffle(256, 8, num_shards=2)
     buckets = [sampler.bucket(seed=1, epoch=0, chunk=1, shard=shard).tolist() for shard in (0, 1)]
     assert buckets[0] != buckets[1]
+
+
+def test_known_orders_keep_participations_an_epoch_apart():
+    assert Deterministic(100, 10, 3).separation == 10
+    fixed = Shuffle(100, 10, 3, order="fixed")
+    assert fixed.separation == 10
+    assert Shuffle(100, 10, 3).separation == 1
+    assert fixed.permutes_sums  # no lower end is proved under correlated noise
+    assert not Deterministic(100, 10, 3).permutes_sums

@@ -1,4 +1,4 @@
-"""The cap on batches of random size: who is cut, what it costs, and the mode that cuts nobody."""
+"""Batches of random size: who is cut, what it costs, and the groups of cyclic sampling."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from scipy import stats
 
 from accounting import default_delta
 from samplers import BallsAndBins, BatchSource, Poisson, UnitsThenPoisson, UnitTree
+from tests.samplers.conftest import matrix
 
 FALSE_ALARM = 1e-6
 VARIABLE = [Poisson, BallsAndBins]
@@ -119,3 +120,19 @@ def test_a_batch_may_be_empty_and_is_then_all_padding():
             empty += 1
             assert not one.indices.any()
     assert stats.binomtest(empty, 400, 0.95**20).pvalue > FALSE_ALARM
+
+
+# --- cyclic sampling: examples of a public group share the steps that they may take part in
+
+
+@pytest.mark.parametrize("cycle", [1, 2, 3, 5])
+def test_examples_stay_in_their_group_in_every_epoch_and_chunk(variable, cycle, small_chunks):
+    small_chunks(7)
+    sampler = variable(31, 5, 3, cycle_length=cycle)
+    assert sampler.steps_per_epoch == -(-7 // cycle) * cycle
+    assert sampler.separation == cycle
+    apart = np.arange(31)[:, None] - np.arange(sampler.num_steps)
+    seen = np.concatenate([matrix(sampler, 1, epoch) for epoch in range(3)], axis=1)
+    assert not seen[apart % cycle != 0].any()
+    if variable is BallsAndBins:
+        assert (seen.reshape(31, 3, -1).sum(axis=2) == 1).all()

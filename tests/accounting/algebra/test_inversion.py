@@ -42,15 +42,13 @@ def test_a_moment_is_within_its_error(sigma, rate, z):
     assert line.log_decay(z.imag) >= exact.real
 
 
-@pytest.mark.parametrize(
+LOSSES = pytest.mark.parametrize(
     ("sigma", "rate", "count", "loss"),
-    [
-        (1.0, 0.01, 1000, 1.8),
-        (1.0, 0.01, 1000, -0.5),
-        (5.0, 0.1, 10_000, 10.0),
-        (2.0, 0.5, 20, -2.0),
-    ],
+    [(1.0, 0.01, 1000, 1.8), (1.0, 0.01, 1000, -0.5), (5.0, 0.1, 10_000, 10.0), (1.0, 0.1, 5, 1.0)],
 )
+
+
+@LOSSES
 def test_a_coarse_sum_s_interval_holds_the_sharp_value(sigma, rate, count, loss):
     """Aliases, the sum's end and the rule's error are large at these accuracies."""
     releases = Releases(sigma, rate, count)
@@ -67,10 +65,7 @@ def test_a_coarse_sum_s_interval_holds_the_sharp_value(sigma, rate, count, loss)
             assert sharp_low <= wide_high
 
 
-@pytest.mark.parametrize(
-    ("sigma", "rate", "count", "loss"),
-    [(1.0, 0.01, 1000, 1.8), (1.0, 0.01, 1000, -0.5), (5.0, 0.1, 10_000, 10.0), (1.0, 0.1, 5, 1.0)],
-)
+@LOSSES
 @pytest.mark.parametrize("accuracy", [6.0, 12.0])
 def test_what_a_sum_leaves_out_at_its_end_is_bounded_and_counted(
     sigma, rate, count, loss, accuracy

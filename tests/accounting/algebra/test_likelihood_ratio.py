@@ -56,20 +56,9 @@ def test_one_release_brackets_the_closed_form_in_both_directions(sigma, epsilon)
 POINTS = [(0.5, 1.0), (0.5, 12.0), (1.0, 0.5), (1.0, 4.0), (2.0, 1.0), (2.0, 3.5)]
 
 
-@pytest.mark.short("2-*")
-@pytest.mark.parametrize(
-    ("count", "sigma", "epsilon"),
-    [
-        *((2, *point) for point in POINTS[1::2]),
-        (3, 1.0, 0.5),
-        *(pytest.param(2, *point, marks=pytest.mark.long) for point in POINTS[::2]),
-        *(
-            pytest.param(3, *point, marks=pytest.mark.long)
-            for point in POINTS
-            if point != (1.0, 0.5)
-        ),
-    ],
-)
+@pytest.mark.short("0.5-12.0-2", "1.0-4.0-2", "2.0-3.5-2", "1.0-0.5-3")
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(("sigma", "epsilon"), POINTS)
 def test_averages_bracket_quadrature_and_converge_to_it(quadrature, count, sigma, epsilon):
     exact = [quadrature(epsilon, sigma, count, way) for way in ("remove", "add")]
     step = 4e-3 / max(1.0, sigma)

@@ -6,31 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from accounting import (
-    MultistageProfile,
-    UnitsThenPoissonProfile,
-    UserPoissonProfile,
-)
+from accounting import MultistageProfile, UnitsThenPoissonProfile, UserPoissonProfile
 from accounting.algebra.composition import composed
 from accounting.algebra.mixtures import EDGE_DRIFT
 from accounting.algebra.refinement import Point
 
-LONG = pytest.mark.long
 
-
+# About what Poisson sampling at the same rate costs, where others' gradients hide nothing.
+@pytest.mark.short("ten thousand")
 @pytest.mark.parametrize(
     ("profile", "most"),
     [
-        # About what Poisson sampling at the same rate costs, where others' gradients hide nothing.
-        pytest.param(
-            MultistageProfile(1.0, 10**7, (1,), (10**6,)), 0.25, id="a million", marks=LONG
-        ),
-        pytest.param(
-            MultistageProfile(1.0, 10**3, (1,), (10**5,)), 0.25, id="one stage", marks=LONG
-        ),
+        pytest.param(MultistageProfile(1.0, 10**7, (1,), (10**6,)), 0.25, id="a million"),
+        pytest.param(MultistageProfile(1.0, 10**3, (1,), (10**5,)), 0.25, id="one stage"),
         pytest.param(MultistageProfile(2.0, 10**3, (1,), (10**4,)), 0.02, id="ten thousand"),
-        pytest.param(UnitsThenPoissonProfile(1.0, 10**6, 1e-3, 1e-4), 0.02, id="units", marks=LONG),
-        pytest.param(UserPoissonProfile(1.0, 10**6, 1e-6, 3), 0.02, id="users", marks=LONG),
+        pytest.param(UnitsThenPoissonProfile(1.0, 10**6, 1e-3, 1e-4), 0.02, id="units"),
+        pytest.param(UserPoissonProfile(1.0, 10**6, 1e-6, 3), 0.02, id="users"),
     ],
 )
 def test_a_tiny_rate_is_amplified_however_many_steps(profile, most):

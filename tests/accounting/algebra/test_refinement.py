@@ -73,21 +73,6 @@ def test_delta_is_as_sharp_as_asked(relative):
     assert not bound.note
 
 
-def test_first_grid_that_is_too_large_gives_way_to_coarser_ones():
-    grids = Exponential(too_large=1.0)
-    bound = refine(grids, Question("epsilon", 1e-3, 1e-3), NOTHING)
-    assert grids.tried[:2] == [0.4, 1.6]
-    assert bound.lower <= TRUE_EPSILON <= bound.upper < math.inf
-    assert "too large" in bound.note
-
-
-def test_known_bound_is_returned_with_a_reason_without_grids():
-    known = Bound(1.0, 50.0)
-    bound = refine(Exponential(too_large=0.0), Question("epsilon", 1e-3, 1e-3), known)
-    assert (bound.lower, bound.upper) == (1.0, 50.0)
-    assert "too large" in bound.note
-
-
 def test_refinement_ends_at_the_finest_grid_and_says_so():
     grids = Exponential(smallest=0.1)
     bound = refine(grids, Question("epsilon", 1e-3, 1e-6), NOTHING)
@@ -95,29 +80,33 @@ def test_refinement_ends_at_the_finest_grid_and_says_so():
     assert bound.note == "no finer grid is computed"
 
 
-@pytest.mark.parametrize("delta", [True, False])
-def test_refinement_ends_at_the_gap_of_the_proof(delta):
-    grids = Exponential(gap=0.5, gap_note="the proof is not tight")
-    if delta:
-        bound = refine(grids, Question("delta", 2.0, 1e-3), Bound(0.0, 1.0))
-        assert bound.upper == pytest.approx(1.5 * math.exp(-2.0))
+EPSILON, DELTA = Question("epsilon", 1e-3, 1e-3), Question("delta", 2.0, 1e-3)
+LOOSE = "the proof is not tight"
+# Grids, a question, what is known, the ends that are left, a part of the note, most grids.
+WIDE = {
+    "first grid too large": (Exponential(too_large=1.0), EPSILON, NOTHING, 0.256, "too large", 4),
+    "no grid computed": (Exponential(too_large=0.0), EPSILON, Bound(1, 50), None, "too large", 6),
+    "gap of the proof": (Exponential(0.5, gap_note=LOOSE), EPSILON, NOTHING, 0.5, LOOSE, 3),
+    "gap of delta": (Exponential(0.5, gap_note=LOOSE), DELTA, Bound(0.0, 1.0), 0.5, LOOSE, 3),
+    "unknown gap": (Exponential(0.3), EPSILON, NOTHING, 0.3, "rounding errors", 6),
+    "sharper ends known": (Exponential(0.1), EPSILON, Bound(6.9, 6.95), None, "", 6),
+}
+
+
+@pytest.mark.parametrize("case", WIDE)
+def test_bounds_that_stay_wide_are_proved_and_say_why(case):
+    grids, question, known, gap, note, most = WIDE[case]
+    bound = refine(grids, question, known)
+    assert note in bound.note
+    assert len(grids.tried) <= most
+    if gap is None:
+        assert (bound.lower, bound.upper) == (known.lower, known.upper)
+    elif question == DELTA:
+        assert bound.lower == pytest.approx(math.exp(-2.0) / (1.0 + gap), rel=1e-3)
+        assert bound.upper == pytest.approx(math.exp(-2.0) * (1.0 + gap), rel=1e-3)
     else:
-        bound = refine(grids, Question("epsilon", 1e-3, 1e-3), NOTHING)
-        assert bound.upper == pytest.approx(TRUE_EPSILON + math.log(1.5), abs=2e-3)
-    assert bound.note == "the proof is not tight"
-    assert len(grids.tried) <= 3
-
-
-def test_a_gap_that_no_grid_lessens_is_named():
-    grids = Exponential(gap=0.3)
-    bound = refine(grids, Question("epsilon", 1e-3, 1e-3), NOTHING)
-    assert "rounding errors" in bound.note
-    assert len(grids.tried) <= 6
-
-
-def test_known_ends_that_are_sharper_than_a_grid_s_are_kept():
-    bound = refine(Exponential(gap=0.1), Question("epsilon", 1e-3, 1e-3), Bound(6.9, 6.95))
-    assert (bound.lower, bound.upper) == (6.9, 6.95)
+        assert bound.lower == pytest.approx(TRUE_EPSILON - math.log(1.0 + gap), abs=2e-3)
+        assert bound.upper == pytest.approx(TRUE_EPSILON + math.log(1.0 + gap), abs=2e-3)
 
 
 def test_contradictory_grids_are_an_error():

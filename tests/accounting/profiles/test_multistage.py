@@ -193,11 +193,7 @@ def test_paths_of_which_neither_is_below_the_other_all_count():
     assert abs(each[0].upper - each[1].upper) > 0.01
     assert worst.upper == max(bound.upper for bound in each)
     assert worst.lower == max(bound.lower for bound in each)
-
-
-def test_many_kinds_of_leaves_cost_as_the_smallest_sizes():
-    paths = tuple((5 + i, 30 - i) for i in range(12))
-    worst = worst_leaf(2.0, 5, (1, 2), paths).epsilon(DELTA)
-    smallest = MultistageProfile(2.0, 5, (1, 2), (5, 19)).epsilon(DELTA)
-    assert worst.upper == smallest.upper
-    assert worst.lower == MultistageProfile(2.0, 5, (1, 2), (5, 30)).epsilon(DELTA).lower
+    # Of too many kinds, the smallest sizes bound all of them.
+    many = worst_leaf(2.0, 5, (1, 2), tuple((5 + i, 30 - i) for i in range(12))).epsilon(DELTA)
+    assert many.upper == MultistageProfile(2.0, 5, (1, 2), (5, 19)).epsilon(DELTA).upper
+    assert many.lower == MultistageProfile(2.0, 5, (1, 2), (5, 30)).epsilon(DELTA).lower

@@ -9,7 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from accounting import BallsAndBinsProfile, Bound, GaussianProfile, PoissonProfile
+from accounting import Bound, GaussianProfile, PoissonProfile
+from experiments.papers.laplace import SharpBallsAndBinsProfile
 from experiments.papers.monte_carlo import MonteCarloProfile
 from experiments.papers.order import compare, crossing
 
@@ -18,7 +19,7 @@ LONG = pytest.mark.long
 
 def pair(sigma, steps, epochs=1):
     poisson = PoissonProfile(sigma, 1.0 / steps, steps * epochs)
-    return BallsAndBinsProfile(sigma, steps, epochs), poisson
+    return SharpBallsAndBinsProfile(sigma, steps, epochs), poisson
 
 
 @pytest.mark.parametrize(

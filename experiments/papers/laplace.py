@@ -7,11 +7,14 @@ Proof and errors: docs/explanation/averages-by-inverting-transforms.md.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from accounting import BallsAndBinsProfile, Bound
 from accounting.algebra.moments import (
     ROUNDING,
     Complex,
@@ -20,6 +23,8 @@ from accounting.algebra.moments import (
     log1p,
     second_order,
 )
+from accounting.profile import Question
+from accounting.profiles.gaussian import as_redrawn
 
 _BLOCK = 2**17
 _MOST_TERMS = 6e6
@@ -33,7 +38,7 @@ class Average:
     Args:
       sigma: The noise multiplier, X = exp(u / sigma - 1 / (2 sigma^2)), u standard normal.
       bins: T >= 2.
-      window: Bound above every b that is evaluated.
+      window: Above every b that is asked for.
       rule: The trapezoid rule's errors are about e^-this.
       alias: Errors by aliases are about e^-this.
       end: Errors by the sum's end are about e^-this.
@@ -167,7 +172,7 @@ def average_delta(sigma: float, bins: int, epsilon: float) -> tuple[float, float
       NotInvertibleError: If the sum would have too many terms, or `epsilon` is too large for it.
     """
     if epsilon > _LARGEST_EPSILON:
-        raise NotInvertibleError("epsilon is so large that rounding errors exceed the result")
+        raise NotInvertibleError("epsilon is so large that nothing is left of the digits")
     average = _average(sigma, bins, 4.0 * 2.0 ** max(0, math.ceil((epsilon - 0.5) / math.log(2.0))))
     above, below = math.expm1(epsilon), math.expm1(-epsilon)
     bounds = [
@@ -179,3 +184,22 @@ def average_delta(sigma: float, bins: int, epsilon: float) -> tuple[float, float
         for slack in [8.0 * ROUNDING * factor * (1.0 + epsilon) * (abs(high) + above)]
     ]
     return max(0.0, *(low for low, _ in bounds)), min(1.0, max(high for _, high in bounds))
+
+
+@dataclass(frozen=True)
+class SharpBallsAndBinsProfile(BallsAndBinsProfile):
+    """The profile of balls-and-bins, with more digits of one epoch's delta than grids have.
+
+    Attributes:
+      noise_multiplier: As of `BallsAndBinsProfile`, and so are all other fields.
+    """
+
+    def answer(self, question: Question) -> Bound:
+        """Answers by the transform, and by grids where that has too few digits."""
+        sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
+        if question.wanted == "delta" and epochs == 1 < self.bins and self.release == math.inf:
+            with contextlib.suppress(NotInvertibleError):
+                bound = Bound(*average_delta(sigma, self.bins, question.at))
+                if bound.width <= question.width(bound):
+                    return bound
+        return super().answer(question)
