@@ -1,4 +1,4 @@
-"""Types and ranges of values, as annotations, and in words."""
+"""Type annotations with ranges of values, and their text in messages."""
 
 from __future__ import annotations
 

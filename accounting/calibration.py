@@ -16,11 +16,11 @@ from accounting.roots import log_excess, point_near_root
 _COARSE = 0.02
 """Relative width of an epsilon far from its target, and of a delta spent by cuts."""
 _NEAR = 0.05
-"""Distance, in the noise's logarithm, of a point that is near the smallest noise."""
+"""Distance in log noise within which a point is near the smallest noise."""
 _ROUGH, _CLOSE = 0.15, 0.005
-"""Relative widths of answers that lead near it, and of the one that places the first sharp one."""
+"""Relative widths of the intervals of `_Target.rough` and `_Target.close`."""
 _SMALLEST_LOG_NOISE = math.log(1e-3)
-"""Logarithm of about the noise multiplier that is returned if less noise would do."""
+"""Approximate log of the smallest noise multiplier that is returned."""
 _SLOPE = -2.0
 """About the slope of an answer's logarithm in the noise's, to begin with."""
 _LARGEST_LOG_NOISE = math.log(1e9)
@@ -110,7 +110,7 @@ def calibrate_advantage(
 
 
 def _simplified(profile: PrivacyProfile, delta: float) -> PrivacyProfile:
-    """Returns about the same upper end for less: no lower end, and hardly any cut batch counts."""
+    """Returns a cheaper profile: upper end only, without truncation if it costs little."""
     if isinstance(profile, UpperEnd):
         return profile.profile
     if isinstance(profile, TruncatedProfile) and math.exp(profile.log_spent) <= _COARSE * delta:
@@ -119,7 +119,7 @@ def _simplified(profile: PrivacyProfile, delta: float) -> PrivacyProfile:
 
 
 def _estimate(bound: Bound) -> float:
-    """Returns about the value, or the upper end of an interval that says little.
+    """Returns an estimate of the value, or the upper end of a wide interval.
 
     On grids the excess of an upper end is about twice the lower end's.
     """
@@ -147,11 +147,11 @@ class _Target:
     def excess(self, reached: float) -> float:
         """Returns the excess of an answer's logarithm, <= 0 where it meets the target."""
         value = log_excess(float(self.scale(reached)), float(self.scale(self.answer)))
-        # No rounding of the scale may tell the side.
+        # Rounding of the scale must not decide the sign.
         return min(value, 0.0) if reached <= self.answer else max(value, 5e-324)
 
     def rough(self, log_noise: float) -> float:
-        """Returns an estimate of the excess, without cuts of batches that hardly count."""
+        """Returns an estimate of the excess, without truncation if it costs little."""
         delta = self.question.at if self.question.wanted == "epsilon" else self.answer
         profile = _simplified(self.privacy(math.exp(log_noise)), delta)
         return self.excess(_estimate(self._loosely(_ROUGH).ask(profile)))
@@ -174,7 +174,7 @@ class _Target:
 
 
 def _smallest_noise(target: _Target, width: float, goal: str) -> float:
-    """Returns a noise multiplier that is proved to meet a target, hardly above the smallest one.
+    """Returns a noise multiplier that provably meets a target and is nearly the smallest.
 
     Args:
       target: Target of the search.
@@ -225,7 +225,7 @@ def _least(
 
 
 def _secant(values: dict[float, float]) -> tuple[float, float]:
-    """Returns about the root of a falling function, and its slope there, by two points near it."""
+    """Estimates the root of a falling function, and its slope there, by two points near it."""
     (x, at_x), *farther = sorted(values.items(), key=lambda point: abs(point[1]))
     for y, at_y in farther[:1]:
         slope = (at_y - at_x) / (y - x)

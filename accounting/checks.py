@@ -1,4 +1,4 @@
-"""Refusals of settings and of points of a curve out of range, and the delta of a default."""
+"""Range checks of settings and of points on a privacy curve, and the default delta."""
 
 from __future__ import annotations
 

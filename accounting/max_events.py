@@ -52,7 +52,7 @@ class Epoch(Record):
 def maximum_buckets(epoch: Epoch, ceilings: Array, shift: float) -> tuple[Array, float]:
     """Returns the law of max_t x_t between ascending `ceilings`.
 
-    The masses are those below, between and above the ceilings.
+    The law has the masses below, between and above the ceilings.
 
     Args:
       epoch: One epoch.

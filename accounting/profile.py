@@ -55,7 +55,7 @@ class Bound:
       lower: No truth lies below it.
       upper: No truth lies above it; a guarantee may print this end if the confidence is 1.
       confidence: Probability with which the interval holds; 1.0 means proved.
-      note: Why the interval is wider than was asked for; empty where it is not.
+      note: Why the interval is wider than requested; empty where it is not.
 
     Raises:
       ContradictoryBounds: If `lower` is above `upper`, or one of them is not a number.

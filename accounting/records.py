@@ -194,7 +194,7 @@ def _read_items(hint: Any, value: Any, place: Place, words: bool) -> Any:
 def _read_plain(hint: Any, value: Any, place: Place, words: bool) -> Any:
     kind = type(None) if hint is None else hint
     if not isinstance(kind, type):
-        raise TypeError(f"records hold nothing of the type {hint}")
+        raise TypeError(f"records cannot hold values of the type {hint}")
     if words and kind is bool and value in ("true", "false"):
         return value == "true"
     if words and isinstance(value, str) and kind in (int, float):
@@ -218,7 +218,7 @@ def _read_plain(hint: Any, value: Any, place: Place, words: bool) -> Any:
 
 
 def _whole_number(text: str) -> str:
-    """Returns the digits of a whole number such as 46e6, or any other text as it is."""
+    """Returns the digits of a whole number such as 46e6, or any other text unchanged."""
     if not (match := _SCIENTIFIC.fullmatch(text)):
         return text
     digits, fraction, exponent = match[1], (match[2] or "").rstrip("0"), int(match[3])
@@ -240,7 +240,7 @@ def format_value(value: Any, *, words: bool = False) -> str:
     short.maxstring = short.maxother = short.maxlong = 60
     try:
         return _line(short.repr(value))
-    except Exception:  # a representation of somebody else
+    except Exception:  # an error in __repr__
         return f"a {type(value).__name__}"
 
 

@@ -50,7 +50,7 @@ class _Search:
         return value
 
     def root(self) -> float:
-        """Returns about the root, by the last value and the slope."""
+        """Estimates the root, by the last value and the slope."""
         return self.last[0] - self.last[1] / self.slope
 
     def move(self, guess: float, width: float) -> None:

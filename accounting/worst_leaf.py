@@ -15,7 +15,7 @@ _MOST_PATHS = 4
 
 
 def lowest_paths(paths: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Returns the paths that no other path is below in every level, ascending: the worst leaves'.
+    """Returns the paths of the worst leaves, ascending: no other path is below in every level.
 
     >>> lowest_paths([(10, 40), (10, 25), (9, 30)])
     ((9, 30), (10, 25))
@@ -25,7 +25,7 @@ def lowest_paths(paths: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...
     """
     ascending = sorted(set(paths))
     lowest = np.empty((0, len(ascending[0])), np.int64)
-    for path in ascending:  # what is below a path comes before it
+    for path in ascending:  # lower paths come first
         if not np.all(lowest <= path, axis=1).any():
             lowest = np.vstack([lowest, path])
     return tuple(tuple(int(size) for size in path) for path in lowest)
@@ -41,8 +41,8 @@ def worst_leaf(
     """Returns the profile of the worst leaf of an uneven tree.
 
     Epsilon grows as the N_j on a leaf's path get smaller (docs/explanation/multistage-sampling.md),
-    so that only the paths count that no other path is below in every level. If these are more than
-    a few, the smallest N_j of each level stand for all: an upper bound; the lower end belongs to
+    so only paths count that have no other path below them in every level. If these are more than
+    a few, the smallest N_j of each level replace them, as an upper bound; the lower end belongs to
     one path.
 
     Args:

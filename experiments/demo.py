@@ -77,7 +77,7 @@ def run(demo: Demo) -> int:
         for name in COMPARED:
             console.line(f"training with the {name} sampler")
             sampler = SETTINGS[name](batch_size=demo.batch_size, epochs=demo.epochs)
-            # What samplers cost is compared, and no calibration beside them.
+            # Only the samplers are compared, without calibration.
             noise = dpsgd.NoiseMultiplier(demo.noise_multiplier)
             spec = dpsgd.RunSpec(sampler, noise, calibration="none")
             records.append(

@@ -66,7 +66,7 @@ _SET_BY = {
 
 @dataclass(frozen=True, eq=False)
 class _Rows(ClickModels):
-    """Task of encoded rows in memory, which all train, or all within the cap of each user."""
+    """Task of encoded rows in memory; all train, except rows beyond the cap of a user."""
 
     sizes: ModelConfig
     schema: Schema
@@ -183,8 +183,8 @@ class _Estimator(BaseEstimator):
         protects_users = self.sampler == "user-poisson"
         if {groups is not None, self.max_contributions is not None} != {protects_users}:
             raise ValueError(
-                'sampler="user-poisson", max_contributions and fit(X, y, groups=...), the user of '
-                "each row, protect users together: give all three, or none to protect rows"
+                'to protect users, pass sampler="user-poisson", max_contributions and fit(X, y, '
+                "groups=...), the user of each row; to protect rows, pass none of the three"
             )
         if groups is None:
             return None

@@ -32,7 +32,7 @@ class BatchSampler(abc.ABC):
     The guarantee is about zeroing-out adjacency: one example's gradients are replaced by 0, and
     num_examples is public. All draws are then alike for both neighbours. It assumes that the
     adversary sees the releases but not the batches: keep the seed secret, of 128 bits or more,
-    beside the noise's. Whoever has the seed knows the batches, and nothing is amplified.
+    beside the noise's. An adversary with the seed knows the batches, so nothing is amplified.
 
     A sampler is a frozen dataclass of JSON values (and, where it draws from one, a tree of units).
     Most have n, b and E, see `EpochSampler`.
@@ -45,7 +45,7 @@ class BatchSampler(abc.ABC):
 
     @property
     def separation(self) -> int:
-        """Least distance of an example's steps; 1: independent noise.
+        """Least distance between two steps of an example; 1 allows independent noise only.
 
         The privacy cost holds for noise that is correlated over at most as many consecutive steps
         (docs/explanation/correlated-noise.md). The steps must be a public set, or the cost must

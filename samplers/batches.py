@@ -88,7 +88,7 @@ class BatchSource:
             and 0 <= self.shards.start < self.shards.stop <= sampler.num_shards
         ):
             raise ValueError(
-                f"shards must be consecutive ones of the sampler's {sampler.num_shards}, got "
+                f"shards must be consecutive shards of the sampler's {sampler.num_shards}, got "
                 f"{shards}"
             )
         first, last = (sampler.shard_range(shard) for shard in (self.shards[0], self.shards[-1]))

@@ -20,7 +20,7 @@ from samplers.population import Population, UnitData
 from samplers.randomness import Key, Stream, uniform_permutation
 
 _LARGEST = 2**31
-"""Largest number of places for examples of users, of 8 bytes each."""
+"""Most entries, of 8 bytes each, in the table of users' examples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +174,8 @@ def cap_contributions(
         )
     if labels.size * max_contributions > _LARGEST:
         raise ValueError(
-            f"max_contributions={max_contributions:,} for {labels.size:,} users would be a table "
-            f"of more than {_LARGEST:,} places; give a smaller cap"
+            f"max_contributions={max_contributions:,} for {labels.size:,} users needs a table "
+            f"of more than {_LARGEST:,} entries; give a smaller cap"
         )
     counts = np.bincount(user, minlength=labels.size)
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])

@@ -1,7 +1,7 @@
 """Names of a run's parts: built-in classes by a short name, others as "module:QualName".
 
 Looking up a name searches imported modules and executes nothing. `Registry.load` and `import_named`
-import a module first: for names that the user typed, never for names in somebody else's files.
+import a module first: use them for names that the user typed, not for names in files of others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from accounting.records import Place, Refused, build, named, near, read
 
 
 class UnknownPart(ValueError):
-    """Error of a name that no usable class of this process has."""
+    """Error of a name without a usable class in this process."""
 
 
 def import_module(name: str) -> Any:
@@ -74,7 +74,7 @@ class Registry:
         """Returns the class of a name, without importing a module.
 
         Raises:
-          UnknownPart: If there is none, or it is no frozen dataclass, or abstract.
+          UnknownPart: If the class is unknown, abstract or no frozen dataclass.
         """
         if name in self.built_in:
             return self.built_in[name]
@@ -95,13 +95,13 @@ class Registry:
         return self.check(kind)
 
     def check(self, kind: Any) -> Any:
-        """Returns a class; raises UnknownPart unless parts can be made and compared."""
+        """Returns a class; raises UnknownPart if its instances cannot be built and compared."""
         if not getattr(vars(kind).get("__dataclass_params__"), "frozen", False):
             raise UnknownPart(f"the {self.noun} {self.name_of(kind)} must be a frozen dataclass")
         if uncompared := [field.name for field in fields(kind) if not field.compare]:
             raise UnknownPart(
                 f"the {self.noun} {self.name_of(kind)} is compared without its {uncompared[0]}, so "
-                "that another's costs, checks or program could be used: leave out compare=False"
+                "that unequal ones could share costs, checks or programs: leave out compare=False"
             )
         if inspect.isabstract(kind):
             missing = ", ".join(sorted(kind.__abstractmethods__))

@@ -134,7 +134,7 @@ _NEEDS = {
     "tree": "units, and these data have no unit columns: see 'Users and episodes', or in a program "
     "pass UnitData.of_tree(UnitTree.from_columns(...), columns)",
     "max_contributions": "users, and these data have no user column with a cap: prepare a table "
-    "with --user and give --max-contributions (see 'Users and episodes'), or in a program pass "
+    "with --user and give --max-contributions (see 'Users of a table'), or in a program pass "
     "cap_contributions(...).of_examples(columns)",
 }
 

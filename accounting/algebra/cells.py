@@ -153,10 +153,10 @@ class Spread(NamedTuple):
 def spread(step: float, p: Array, q: Array, above: Array, *, bounded: bool = True) -> Spread:
     """Splits the cells of X between the grid points around them.
 
-    Cell k is [e^{k step}, e^{(k + 1) step}) in X, up to a common factor. The last one never ends:
-    what its mean exceeds its grid point by goes to infinity. Unless `bounded`, the first one begins
-    at X = 0, and is split between that and its upper end. A cell whose mean is not known is spread
-    to 0 and infinity, with 1e-307 for what its masses may have lost.
+    Cell k is [e^{k step}, e^{(k + 1) step}) in X, up to a common factor. The last one is unbounded:
+    the excess of its mean over its grid point goes to infinity. Unless `bounded`, the first one
+    begins at X = 0, and is split between that and its upper end. A cell whose mean is unknown is
+    spread to 0 and infinity, plus 1e-307 for underflow of its masses.
 
     Args:
       step: Grid step in log X.

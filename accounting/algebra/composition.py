@@ -25,7 +25,7 @@ Floats = NDArray[np.floating]
 WRAP = 1e-22
 """Bound on the tilted mass outside the window of the FFT."""
 FAR = 40.0
-"""e^-FAR is less than the rounding of 1."""
+"""Exponent beyond which e^-FAR is below the unit roundoff."""
 _LEAST_LOG = -650.0
 LARGEST = 2**20
 """Largest number of indices of a window."""
@@ -68,9 +68,9 @@ class Loss(abc.ABC):
         return None
 
     def log_moment(self) -> Callable[[float], float]:
-        """Returns about log E[e^{tilt loss}], to choose a tilt by.
+        """Approximates log E[e^{tilt loss}], for the choice of a tilt.
 
-        Some hundreds of blocks of atoms stand for all of them.
+        The atoms are grouped into a few hundred blocks.
         """
         starts = _blocks(self.masses)
         loss, mass = self.base + starts * self.step, np.add.reduceat(self.masses, starts)
@@ -87,7 +87,7 @@ class Loss(abc.ABC):
 
 @runtime_checkable
 class Ratio(Protocol):
-    """A likelihood ratio that knows its losses."""
+    """A likelihood ratio with a loss law in each direction."""
 
     @property
     def step(self) -> float:
@@ -100,21 +100,21 @@ class Ratio(Protocol):
 
 
 Parts = Sequence[tuple[Loss, int]]
-"""Laws of releases on grids of one step, each with how many there are."""
+"""Loss laws on grids of equal step, each with its number of releases."""
 
 
 def composed(ratios: Sequence[tuple[Ratio, int]], point: Point) -> tuple[Part, Part]:
-    """Bounds the losses of releases, in both directions, on the side of their laws.
+    """Composes the loss bounds of independent releases, in both directions.
 
     Args:
-      ratios: Each law, on grids of one step, and the number of releases that have it.
-      point: Point at which the result is to be sharp.
+      ratios: Likelihood ratios on grids of equal step, each with its number of releases.
+      point: Point at which the bounds should be tight.
 
     Raises:
       GridError: If the composition's grid would have more than LARGEST points.
     """
     if len({ratio.step for ratio, _ in ratios}) > 1:
-        raise ValueError("releases are composed on grids of one step")
+        raise ValueError("composed releases need grids of equal step")
     remove, add = (
         [(ratio.loss(direction), count) for ratio, count in ratios] for direction in DIRECTIONS
     )
@@ -122,9 +122,9 @@ def composed(ratios: Sequence[tuple[Ratio, int]], point: Point) -> tuple[Part, P
 
 
 def _composed(parts: Parts, point: Point) -> Part:
-    """Composes by the tilt t > 0 at which Chernoff's bound is least.
+    """Composes with the tilt t > 0 that minimises Chernoff's bound.
 
-    The bound is on delta where the point has an epsilon, and on epsilon elsewhere.
+    The bound is on delta if the point has an epsilon, else on epsilon.
     """
     log_moments = [(law.log_moment(), count) for law, count in parts]
 
@@ -175,7 +175,7 @@ class Window(NamedTuple):
         """Returns a window outside which each tilted sum has probability <= WRAP.
 
         Args:
-          sums: Laws of each sum, with the number of releases that have each.
+          sums: Laws in each sum, each with its number of releases.
           step: Distance of losses.
           tilt: Exponent of the tilt.
 
@@ -204,8 +204,8 @@ class Window(NamedTuple):
         """
         undone = self.undone
         largest = abs(log_unit) + max(abs(float(undone[0])), abs(float(undone[-1])))
-        # What the values are off by adds up, and is an error of the masses times values as well;
-        # beside it, the step, the base and what they are multiplied by are rounded.
+        # Errors of the losses add up, and count as errors of the masses times the values, too.
+        # The step, the base and their multiples are also rounded.
         base = shift = drift = 0.0
         for law, count in parts:
             farthest = abs(law.base) + law.masses.size * law.step
@@ -218,8 +218,8 @@ class Window(NamedTuple):
     def power(self, masses: Masses) -> Power:
         """Returns the laws' convolution powers, convolved and tilted, by FFT.
 
-        An atom of more than half of a law is set apart: the transform is atom (1 + z), where the
-        other atoms' z alone errs, and the power's own atom at the place of all of these is exact.
+        An atom with more than half of a law's mass is factored out: the transform is atom (1 + z).
+        Only z, of the other atoms, has FFT errors; the power's atom is added without one.
         """
         size, tilted_step = self.size, self.step * self.tilt
         fft_error = 8.0 * ROUNDING * math.log2(size)
@@ -264,7 +264,7 @@ class Window(NamedTuple):
                 errors += law_error * np.exp(log_bound + log_atom - log_modulus)
         entries = scipy.fft.irfft(power, size)
         entries[0] += atom
-        # Each frequency of rfft but the ends stands for two.
+        # Each frequency of rfft except the first and last counts twice.
         mean_error = 1.0001 * (2.0 * float(errors.sum()) / size + WRAP)
         return Power(
             np.roll(entries, (atom_index - self.low) % size), log_unit, mean_error, rounding
@@ -272,7 +272,7 @@ class Window(NamedTuple):
 
 
 def _log1p(z: NDArray[np.complexfloating]) -> NDArray[np.complexfloating]:
-    """Returns log(1 + z), to 40 roundings of its size."""
+    """Returns log(1 + z) with a relative error of at most 40 unit roundoffs."""
     near, modulus = np.abs(z) < 0.5, np.maximum(np.abs(1.0 + z), 1e-300)
     square = np.where(near, z.real * (2.0 + z.real) + z.imag**2, 0.0)
     log_modulus = np.where(near, 0.5 * np.log1p(square), np.log(modulus))
@@ -280,9 +280,9 @@ def _log1p(z: NDArray[np.complexfloating]) -> NDArray[np.complexfloating]:
 
 
 def _reach(masses: Masses, step: float, tilt: float) -> tuple[int, int]:
-    """Returns indices beyond which the tilted sum has probability <= WRAP in all.
+    """Returns indices outside which the tilted sum has total probability <= WRAP.
 
-    By Chernoff's bound at a few tilts a > 0, b < 0 on top of `tilt`.
+    It uses Chernoff's bound at a few tilts a > 0 and b < 0, added to `tilt`.
     """
     laws, total_mean, variance = [], 0.0, 0.0
     for mass, count in masses:
@@ -295,7 +295,7 @@ def _reach(masses: Masses, step: float, tilt: float) -> tuple[int, int]:
     reach = []
     for sign in (-1.0, 1.0):
         best = sum(count * max(sign * loss[0], sign * loss[-1]) for loss, _, count in laws)
-        # The bound falls, then rises, in the tilt: upwards from the normal law's, then downwards.
+        # The bound is quasi-convex in the tilt: search up from the normal law's tilt, then down.
         for multiples in (2.0 ** np.arange(0.0, 4.5, 0.5), 2.0 ** np.arange(-0.5, -8.5, -0.5)):
             last = math.inf
             for multiple in multiples:
@@ -313,7 +313,7 @@ def _reach(masses: Masses, step: float, tilt: float) -> tuple[int, int]:
 
 
 def sums_from(x: Floats) -> Floats:
-    """Returns the sum of the entries from each on, and 0 behind the last."""
+    """Returns x[k] + x[k + 1] + ... for each k, followed by 0."""
     return np.append(np.cumsum(x[::-1])[::-1], 0.0)
 
 
@@ -328,7 +328,7 @@ def sum_rounding(drift: float, terms: int) -> float:
 
 
 def _minimiser(bound: Callable[[float], float]) -> float:
-    """Returns about the minimiser of a quasi-convex function of the logarithm of a tilt."""
+    """Estimates the minimiser of a quasi-convex function of the logarithm of a tilt."""
     low, high = math.log(1e-3), math.log(1e6)
     for points in (16, 6, 6):
         grid = np.linspace(low, high, points).tolist()

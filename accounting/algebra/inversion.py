@@ -33,7 +33,7 @@ _LEAST_LOG = -700.0
 """Least log of a result's size, so that neither it nor its errors underflow beyond _SMALLEST."""
 _BLOCK = 2**17
 ACCURACY = 30.0
-"""Exponent a of errors, about e^-a of Chernoff's bound: about 13 digits."""
+"""Errors are about e^-ACCURACY of Chernoff's bound: about 13 digits."""
 
 
 class Inversion:
@@ -204,7 +204,7 @@ class Inversion:
             normal_aliases = sum(
                 self._log_normal_alias(loss, sign, log_factor) for sign in (-1.0, 1.0)
             )
-        elif other_side:  # h is o and what it is at X = 1
+        elif other_side:  # h is o and its value at X = 1
             normal = -math.exp(log_factor) * abs(math.expm1(loss))
             error += 8.0 * ROUNDING * abs(normal)
         low = total + normal - error - aliases * (1.0 + 1e-9) - _SMALLEST

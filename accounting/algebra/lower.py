@@ -199,9 +199,9 @@ def _contracted(
 
     Args:
       grid: g, log X of the cells' grid points: float64[cells].
-      high: True from about g = 0 on: bool[cells].
-      below: q and t = p e^{-g}, each right in the cells before: float64[cells].
-      above: p and s = q e^g, each right in these: float64[cells].
+      high: True for g >= 0, approximately: bool[cells].
+      below: q and t = p e^{-g}, valid in the cells that are not high: float64[cells].
+      above: p and s = q e^g, valid in the high cells: float64[cells].
     """
     mass, partner = np.where(high, above[0], below[0]), np.where(high, above[1], below[1])
     usable = (mass > FLUSH) & (partner > FLUSH) & (partner < math.inf)

@@ -1,7 +1,7 @@
 """Releases whose two laws are Gaussian mixtures on a line, cut into certified cells.
 
 Pairs P = sum_i w_i N(m_i, s^2), Q = sum_i w'_i N(m'_i, s^2) have no closed-form likelihood ratio:
-its law is that of the masses of cells (see `likelihood_ratio`).
+its law is computed from the masses of cells (see `likelihood_ratio`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Mixture(NamedTuple):
 
 
 def ratio_deviation(p: Mixture, q: Mixture) -> float:
-    """Returns about the deviation of X = dP/dQ under Q.
+    """Estimates the deviation of X = dP/dQ under Q.
 
     `|X - 1|` is cut off at 1.
 

@@ -34,7 +34,7 @@ class NotInvertibleError(ValueError):
 class Releases:
     """`count` releases at `noise_multiplier`, each with the example at `sampling_prob` < 1.
 
-    And one that every example is in, whose noise multiplier is `release`; infinite for none.
+    One more release has noise multiplier `release` and every example; infinity means no release.
     """
 
     noise_multiplier: float

@@ -31,12 +31,12 @@ class Point(NamedTuple):
     delta: float
     """The delta, or an upper bound on it."""
     epsilon: float | None = None
-    """The epsilon, where its delta is asked for."""
+    """The epsilon, if its delta is the result."""
 
 
 @runtime_checkable
 class Part(Protocol):
-    """A bound on delta: one direction, or one of several laws."""
+    """A bound on delta in one direction, or under one of several laws."""
 
     def delta(self, epsilon: float) -> float:
         """Bounds delta at `epsilon`."""
@@ -71,7 +71,7 @@ class Grids(Protocol):
         ...
 
     def finest(self, point: Point) -> float:
-        """Returns about the finest resolution that would be computed."""
+        """Estimates the finest resolution that would be computed."""
         ...
 
     def upper(self, resolution: float, point: Point) -> Curve:
@@ -110,7 +110,7 @@ def refine(grids: Grids, question: Question, bound: Bound, relative: float = 0.0
       grids: Grids of increasing resolution.
       question: Question to answer, with its tolerance.
       bound: Bound on the answer that is known without a grid.
-      relative: Width, relative to epsilon, that is sharp enough as well.
+      relative: Width, relative to epsilon, that also suffices.
     """
     resolution, steps = grids.first, list[_Step]()
     while True:
@@ -179,7 +179,7 @@ def _stalls(steps: list[_Step]) -> int:
 def _settled(question: Question, before: Bound, found: Bound, wanted: float) -> bool:
     """Returns whether the rest of the gap is not the grid's: halving it again changes nothing."""
     if question.wanted == "epsilon":
-        # A gap of second order moves by a third as much, in all, from here on.
+        # A gap of second order shrinks by a third of this change in total from here on.
         return max(before.upper - found.upper, found.lower - before.lower) <= 3.0 * wanted
     fallen = found.upper < before.upper * (1.0 - question.tolerance)
     return not fallen and found.lower <= before.lower * (1.0 + question.tolerance)
@@ -196,7 +196,7 @@ def _next_resolution(
     finest, excess = grids.finest(_point(question, bound)), max(gap, wanted) / wanted
     if by_delta:
         # There are two resolutions to a factor of 2, so that questions at many points share
-        # grids; one that is a little too coarse would cost as much again.
+        # grids; a grid slightly too coarse would double the cost.
         wished = -math.log2(max(0.02, math.sqrt(0.25 / excess)))
         allowed = math.log2(resolution / max(finest, 1e-300))
         halves = max(1, min(math.ceil(2.0 * wished), math.floor(2.0 * allowed)))

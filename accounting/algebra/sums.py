@@ -53,7 +53,7 @@ class _Near(NamedTuple):
     begin: int
     """First distance."""
     level: NDArray[np.int64]
-    """Grid point below the sum, or nearest it, less i: int64[distances], falling by 0 or 1."""
+    """Grid point below or nearest the sum, minus i: int64[distances], in steps of 0 or -1."""
     above: Array
     """Distance of the sum from the grid point i + level, in log X: float64[distances]."""
     weights: Array
@@ -62,12 +62,12 @@ class _Near(NamedTuple):
     """First distance that is not near."""
 
     def cuts(self) -> list[int]:
-        """Returns where distances of one level begin, ascending, and where the last ends."""
+        """Returns the first index of each level, ascending, and the end of the last."""
         inner = np.flatnonzero(np.diff(self.level)) + 1
         return [0, *inner.tolist(), self.level.size] if self.level.size else []
 
     def larger_atoms(self, x: Atoms, y: Atoms, i: int, j: int) -> tuple[int, int]:
-        """Returns the ends of the range of x's atoms that have a pair at places i to j."""
+        """Returns begin and end of x's atoms that have a pair at places i to j."""
         begin = y.start + self.begin
         return max(x.start, begin + i), min(x.stop, y.stop - y.start + begin + j - 1)
 
@@ -78,8 +78,8 @@ class Pairs:
 
     Attributes:
       step: Distance of grid points in log X.
-      symmetric: Both laws are one: pairs d >= 1 count twice, and once suffices to visit them.
-      middle: First grid point of the sums that stands for X >= 1.
+      symmetric: True if both laws are equal: pairs d >= 1 are visited once and count twice.
+      middle: First grid point of the sums with X >= 1.
     """
 
     step: float
@@ -234,7 +234,7 @@ class Pairs:
 def _shifted_sums(mass: Array, weights: Array, start: int, low: int, high: int) -> Array:
     """Returns sum_d weights[d] mass[i - start - d] for each i in [low, high), added directly.
 
-    Every i has a term; those beyond the ends of `mass` are left out.
+    Every i has a term; terms beyond the ends of `mass` are left out.
     """
     first = max(0, low - start - weights.size + 1)
     last = min(mass.size, high - start)

@@ -22,7 +22,7 @@ _DISTANCES = 4.0 ** np.arange(-3.0, 25.0)
 
 
 class Tilts:
-    """About log M(c) for real c, quickly: to choose tilts and windows by, and for no bound."""
+    """Fast approximation of log M(c) for real c, to choose tilts and windows, not to bound."""
 
     _STEP = 0.1
     _NODES = np.arange(-120, 121) * _STEP
@@ -33,7 +33,7 @@ class Tilts:
         self._near = self._law(self._NODES)
 
     def log_moments(self, tilts: Real) -> Real:
-        """Returns about log M(c) for each of `tilts`; inf beyond the `largest`."""
+        """Approximates log M(c) for each of `tilts`; inf beyond the `largest`."""
         releases, last = self._releases, float(self._NODES[-1])
         log_moments = np.full(tilts.shape, math.inf)
         # The density times X^c has a mode near 0 and, for large c, another one to the right.
@@ -61,7 +61,7 @@ class Tilts:
         return log_moments
 
     def log_powers(self, tilts: Real) -> Real:
-        """Returns about the log of the moments of all releases together."""
+        """Estimates the log of the moments of all releases together."""
         return np.asarray(self._releases.log_power(tilts, self.log_moments(tilts)))
 
     def _law(self, x: Real) -> tuple[Real, Real]:
@@ -101,7 +101,7 @@ class Tilts:
         return np.where(scale == 0.0, np.log1p(excess), large)
 
     def log_ceiling(self, tilts: Real) -> Real:
-        """Returns about log((M(c)^T - 1) / (c (c - 1))).
+        """Approximates log((M(c)^T - 1) / (c (c - 1))).
 
         Times e^{-(c - 1) v} it is the size of o.
         """
@@ -125,7 +125,7 @@ class Tilts:
         return self._least(size, _ABOVE, _BETWEEN, _BELOW)
 
     def for_delta(self, log_delta: float) -> tuple[float, float]:
-        """Returns about the best tilt to find epsilon by, 'remove', and Chernoff's epsilon."""
+        """Estimates the best tilt for epsilon, 'remove', and Chernoff's epsilon."""
 
         def bound(c: Real) -> Real:
             rate = c - 1.0
@@ -173,7 +173,7 @@ class Tilts:
     def narrower(self, tilt: float, loss: float, accuracy: float) -> tuple[float, float]:
         """Returns a tilt of a much narrower window, and the target.
 
-        The tilt is `tilt` itself where no other is much narrower; the target is the log of the
+        The tilt is `tilt` if no other window is much narrower; the target is the log of the
         aliases' size. Where one large loss is likelier than many small ones, the tilted law has a
         second bump among the largest, which the best tilt just lets in.
 

@@ -110,7 +110,7 @@ class UpperRatio(LikelihoodRatio):
         zero = self.zero * other.zero + lost
         most = int(np.argmax(q))
         for mass, atoms in ((self.zero, second), (other.zero, first)):
-            # Pairs with an atom at 0 have the other one's value. Those below the window are spread
+            # Pairs with an atom at 0 have the other one's value. Pairs below the window are spread
             # to 0 and the atom of most mass: its first atom could not be trimmed any more.
             q_pairs, p_pairs = mass / UNIT * atoms.q, mass / UNIT / total * atoms.p
             under = min(max(0, start - atoms.start), atoms.q.size)
@@ -205,7 +205,7 @@ class UpperRatio(LikelihoodRatio):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class UpperLoss(Loss):
-    """A bound from above on the loss; `infinity` is the mass on which the second law has none."""
+    """An upper bound on the loss; `infinity` is the mass where the second law has no mass."""
 
     infinity: float = 0.0
 

@@ -164,7 +164,7 @@ def bins_profile(
 ) -> BallsAndBinsProfile | AssignmentsProfile:
     """Returns the profile of assignments, or of whole epochs.
 
-    Whole epochs are those whose bins are all alike.
+    In a whole epoch all bins are equal.
 
     Args:
       noise_multiplier: s.

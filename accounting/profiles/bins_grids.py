@@ -73,7 +73,7 @@ class BinsGrids:
     gap_note: str = ""
 
     def finest(self, point: Point) -> float:
-        """Returns about the finest resolution within the most work."""
+        """Estimates the finest resolution within the most work."""
         return self._grid(self.coarsest, point).finest(_most_work(point))
 
     def upper(self, resolution: float, point: Point) -> Curve:
@@ -128,7 +128,7 @@ class _Grid(NamedTuple):
         return additions * sum(d * (atoms + _WORK_PER_DISTANCE) for d in distances)
 
     def finest(self, most: float) -> float:
-        """Returns about the finest resolution with work up to `most`."""
+        """Estimates the finest resolution with work up to `most`."""
         finer = [self.resolution * 0.98**k for k in range(1_000)]
         beyond = bisect.bisect_right(
             finer, most, lo=1, key=lambda r: self._replace(resolution=r).work()
@@ -154,7 +154,7 @@ class _Grid(NamedTuple):
         return step
 
     def _diluted_span(self) -> float:
-        """Returns about the largest range of log X of an assignment with unreleased bins."""
+        """Estimates the largest range of log X of an assignment with unreleased bins."""
         spans = [0.0]
         for kind in self.kinds:
             if unreleased := dict(kind).get(0, 0):

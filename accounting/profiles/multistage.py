@@ -131,7 +131,7 @@ class MultistageProfile(RepeatedProfile):
         return GaussianProfile(self.noise_multiplier / self._own() / math.sqrt(self.steps))
 
     def deviation(self) -> float:
-        """Returns about the deviation of one release's ratio.
+        """Estimates the deviation of one release's ratio.
 
         The deviation is under Q, with `|X - 1|` cut off at 1.
         """

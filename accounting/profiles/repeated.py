@@ -20,17 +20,17 @@ from accounting.records import Count
 
 _FINEST = 2e-4
 _COARSEST_STEP = 500.0
-"""Steps of a grid are exponents, and floats end at e^709."""
+"""Largest grid step, as floats overflow at e^709."""
 _TAIL = 1e-6
 """Share of delta that may be cut off the laws' tails."""
 _COARSE = 0.02
 """Least step of the first grid."""
 _RARE = 1e-40
-"""A delta that no one asks to be sharp at much cost."""
+"""Delta up to which bounds may be loose, to save time."""
 _MOST_ATOMS = 24_000
-"""Largest number of atoms of a release's law at so small a delta."""
+"""Largest number of atoms of a release's law for delta <= _RARE."""
 _FEW_DIGITS = 1e-4
-"""A tail that is a larger share of delta than this hides it."""
+"""Largest share of a delta that truncated tails may add to it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class RepeatedGrids:
     def upper(self, resolution: float, point: Point) -> Curve:
         """Returns an upper bound (see `Grids`).
 
-        Its tails are of no consequence to delta.
+        Its truncated tails change delta negligibly.
         """
         tail = _tail(point)
         while True:
@@ -112,7 +112,7 @@ class RepeatedGrids:
 
 
 def _tail(point: Point) -> float:
-    # The delta that is asked for at an epsilon may turn out to be far less.
+    # The delta at an epsilon may be far smaller.
     return _TAIL * point.delta if point.epsilon is None else min(_TAIL * point.delta, 1e-12)
 
 
@@ -155,9 +155,9 @@ class RepeatedProfile(WithRelease, abc.ABC):
 
     @abc.abstractmethod
     def deviation(self) -> float:
-        """Returns about the deviation of one release's ratio.
+        """Estimates the deviation of one release's ratio.
 
-        It is under Q, to choose the grid by.
+        It is taken under Q, for the choice of the grid.
         """
 
     @abc.abstractmethod

@@ -102,7 +102,7 @@ class ShuffleProfile(WithRelease):
     def _event_delta(self, question: Question) -> Curve:
         """Lower bounds on delta by tests of max_t x_t, or of its values in several epochs.
 
-        Of several epochs sharp near the point that is asked about.
+        For several epochs the bounds are tight near the point of the question.
         """
         epoch, epochs = self._epochs()
         ratio = _one_epoch(epoch)

@@ -1,4 +1,4 @@
-"""The profile of a mechanism whose batches are cut: from the parts that `truncation` counts."""
+"""The profile of a mechanism with truncated batches, summed from the cases of `truncation`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accounting.roots import point_near_root
 _UP = 1e-9
 """Outward rounding of logarithms of probabilities."""
 _SHARPER = 10.0, 0.5, 0.03
-"""Relative widths at which the delta of a flagged run is asked for: its probability is small."""
+"""Relative widths for the delta of a flagged run, which has a small probability."""
 _NEGLIGIBLE = 1e-4
 """Share of delta below which a probability is charged whole."""
 _FARTHEST = 1e6
@@ -221,7 +221,7 @@ class TruncatedProfile(Profile):
         Args:
           delta: The delta asked for.
           below: Epsilon of `profile` at (1 + _MARGIN) `delta`.
-          tolerance: How sharply another one is asked for.
+          tolerance: Relative width of further deltas.
         """
         lower = 0.0
 

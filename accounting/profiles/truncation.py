@@ -91,7 +91,7 @@ def truncated_profile(
     cap: Cap,
     shards: int = 1,
 ) -> TruncatedProfile:
-    """Returns the profile of a mechanism whose batches are cut.
+    """Returns the profile of a mechanism with truncated batches.
 
     >>> cut = truncated_profile(PoissonProfile(1.0, 0.1, 10), Cap(1000, 0.1, 180))
     >>> f"{cut.epsilon(1e-5):.2f}"
@@ -116,7 +116,7 @@ def _truncated_steps(
     log_pi = math.log(steps) + cap.log_kept()
     flagged = Flagged(log_pi, profile.with_gaussian_release(profile.noise_multiplier))
     case = Case(profile, (flagged,), 2.0 * log_pi - math.log(2.0))
-    if isinstance(profile, PoissonProfile):  # a pair whose other rows are zero attains it
+    if isinstance(profile, PoissonProfile):  # attained if all other rows are zero
         return TruncatedProfile(profile, (case,), math.log(steps) + cap.log_dropped_if_drawn())
     log_moved = math.log(2.0 * steps) + cap.log_overflow() + _UP
     return TruncatedProfile(profile, (case,), log_moved=log_moved)

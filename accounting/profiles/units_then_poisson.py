@@ -96,7 +96,7 @@ class UnitsThenPoissonProfile(RepeatedProfile):
 
     def _sampled(self, kind: type[Ratio], rate: float, step: float, tail: float) -> Ratio:
         """Returns the law of X where the leaf takes part with probability `rate`."""
-        # Losses are large only where it takes part: what is cut off has the mass rate * tail.
+        # Losses are large only if the leaf takes part: the cut tail has mass rate * tail.
         tail = min(tail / rate, 0.1)
         return sampled_release(kind, self.noise_multiplier, rate, step, tail)
 

@@ -96,7 +96,7 @@ class UserPoissonProfile(RepeatedProfile):
         return None
 
     def deviation(self) -> float:
-        """Returns about the deviation of one release's ratio.
+        """Estimates the deviation of one release's ratio.
 
         `|X - 1|` is cut off at 1.
         """

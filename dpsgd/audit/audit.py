@@ -61,8 +61,8 @@ def audit_program(
         audit makes two releases with equal noise, and their difference has no noise.
       laws: True to test every sampler's draws statistically; by default only samplers from outside
         `samplers`, and samplers that differ from `claimed`. Draws must pass the exact checks first.
-        Samplers from outside are then tested thoroughly.
-      delta: Delta of the guarantee, at which stated costs of parts from outside are compared.
+        Samplers from outside get more draws.
+      delta: Delta of the guarantee, at which the stated costs of parts from outside are checked.
 
     Raises:
       ValueError: If the mechanism has no noise, or there are no rows.

@@ -97,9 +97,9 @@ def check_noise(
       noise_multiplier: Noise multiplier at which costs are compared; by default several.
 
     Raises:
-      AssertionError: If values differ or lack, or the cost is wrong: an own `privacy` or
-        `privacy_of` may not return less than the methods of `Noise`, nor raise, as those do for
-        more bands than the sampler's separation.
+      AssertionError: If a value is wrong or missing, or if `privacy` or `privacy_of` raises or
+        returns less than the method of `Noise`, which raises if `bands` exceeds the sampler's
+        separation.
     """
     tested = [sampler] if sampler else _samplers(noise.bands, steps)
     sigmas = [noise_multiplier] if noise_multiplier else _SIGMAS
@@ -224,7 +224,7 @@ def check_optimizer(
 
 
 def _total(params: PyTree, example: PyTree) -> jax.Array:
-    """Returns the loss whose gradient is an example's number in every coordinate."""
+    """Returns a loss whose gradient is the number `x` of the example in every coordinate."""
     return sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(params)) * example["x"]
 
 

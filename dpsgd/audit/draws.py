@@ -32,9 +32,9 @@ _SMALL = 2**18  # examples, above which three first epochs are read
 _LARGE = 2**22  # examples, above which some chunks of one first epoch are compared
 _CHUNKS = 16  # compared chunks of a large sampler
 _BLOCK_STEPS = 64
-_SAMPLED = 9  # most rows whose rates stand for those of a chunk
-_MOVABLE = 64  # sum of min(p, 1 - p) over rates p, from which on no two draws are equal
-_SEPARATED = 1_000_000  # participations whose steps are compared, about
+_SAMPLED = 9  # most rows from which a chunk's rates are estimated
+_MOVABLE = 64  # sum of min(p, 1 - p) over rates p, above which two draws differ
+_SEPARATED = 1_000_000  # approximate number of participations whose steps are compared
 
 
 class Epoch(NamedTuple):
@@ -279,7 +279,7 @@ class Draws:
 
 
 def _movable(law: RowLaw, rows: range) -> float:
-    """Estimates the sum of min(p, 1 - p) over the rates p of rows, by the median of a few."""
+    """Estimates the sum of min(p, 1 - p) over the rates p of rows, from the median of a few."""
     size = min(_SAMPLED, len(rows))
     examples = rows.start + (2 * np.arange(size) + 1) * len(rows) // (2 * size)
     rates = law.rate(examples[:, None], np.arange(law.steps_per_epoch))

@@ -22,7 +22,7 @@ _PAIRED = 32  # draws that are compared in pairs
 _GROUPS = 64  # groups of examples and of steps
 _COARSE = 8  # groups of steps of two orders that are compared
 _QUANTILES = 0.02, 0.17, 0.5, 0.83, 0.98  # quantiles of batch sizes
-_CELLS = 2**22  # rates of examples by step, about
+_CELLS = 2**22  # approximate number of rates, of examples by step
 
 
 def law_seed(number: int) -> int:
@@ -67,9 +67,9 @@ class RowTests:
         self._draws = [self._draw(*pair) for pair in pairs]
 
     def _chosen(self) -> np.ndarray:
-        """Returns the counted examples: both ends of the first and last chunk, if many.
+        """Returns the counted examples; of many, both ends of the first and the last chunk.
 
-        Few are counted in many steps, where each example may have other rates than the next.
+        Fewer are counted in epochs of many steps if the rates of examples may differ.
         """
         sampler, n = self._sampler, self._sampler.num_examples
         most = int(_EACH * n / self._each)
@@ -106,7 +106,7 @@ class RowTests:
 
     @cached_property
     def _rates(self) -> np.ndarray:
-        """Probability of each entry: float64[examples, T], or [1, T] of independent equal rows."""
+        """Probability of each entry: float64[examples, T], or [1, T] for independent rows."""
         steps = np.arange(self._length)
         same = isinstance(self._law, IndependentRows)
         examples = self._watched[:1] if same else self._watched
@@ -131,7 +131,7 @@ class RowTests:
         yield name, [*itertools.chain.from_iterable(together)]
 
     def _subsets(self, draws: list[Draw]) -> Iterator[Subsets]:
-        """Yields the subsets that steps take of a chunk's examples of one shard and equal rates.
+        """Yields the subsets, drawn by steps, of a chunk's examples of one shard and equal rates.
 
         If rates differ within a shard, yields the subsets of all counted examples, too.
         """
@@ -259,7 +259,7 @@ class RowTests:
         return float(stats.chisquare(observed[possible], expected[possible] * total).pvalue)
 
     def _orders(self) -> Iterator[float]:
-        """Yields chi-square p-values of steps in two draws, where an example has one step."""
+        """Yields chi-square p-values of steps in two draws, if each example has one step."""
         compared = [*self._draws[: _PAIRED * 5 // 8], *self._draws[-_PAIRED * 3 // 8 :]]
         if not self._law.once or self._length == 1:
             return
@@ -307,11 +307,11 @@ class UnitTests(RowTests):
         return parents
 
     def _subsets(self, draws: list[Draw]) -> Iterator[Subsets]:
-        """Yields the subsets of exchangeable siblings that draws take, level by level.
+        """Yields the drawn subsets of exchangeable siblings, level by level.
 
         If examples are independent, a drawn unit may have none in the batch. Units are exchangeable
-        if equally many examples of each are counted: as many as the smallest has, and again as a
-        unit of median size has, without smaller ones.
+        if equally many examples of each are counted. Two numbers are counted: the smallest unit's
+        size; and the median size, without the units below it.
         """
         units: Any = self._law.units
         last, sizes = len(units), np.bincount(units[-1])
@@ -326,11 +326,11 @@ class UnitTests(RowTests):
                 yield self._children(draws, level, (rank < most) & (sizes[units[-1]] >= most))
 
     def _children(self, draws: list[Draw], level: int, is_counted: np.ndarray) -> Subsets:
-        """Returns the subsets that draws take of the children of units above a level.
+        """Returns the drawn subsets of the children of each unit above a level.
 
         Args:
           draws: Draws.
-          level: Level of the children, from 0; the last is that of examples.
+          level: Level of the children, from 0; examples are the last level.
           is_counted: True for examples that are counted; bool[examples].
         """
         units: Any = self._law.units

@@ -21,7 +21,7 @@ PRICE = "the cost of a noise is proved, and at least that of its bands and colum
 COSTS = "its costs are proved intervals"
 
 DELTA = 1e-6
-"""Delta at which costs are compared where a run has none."""
+"""Default delta at which costs are compared."""
 
 _EXAMPLES, _STEPS = 64, 4096  # most examples and steps whose rates are compared
 
@@ -48,9 +48,9 @@ def price_check(
 ) -> CheckResult:
     """Checks that a noise's own cost is not below `Noise`'s.
 
-    `Noise` proves its cost from the bands and columns of the noise matrix. A noise that overrides
-    `privacy` or `privacy_of` is compared on a run, a run as one segment, two segments, a part of an
-    epoch, and a run without its ends.
+    `Noise` proves its cost from the bands and columns of the noise matrix. For a noise that
+    overrides `privacy` or `privacy_of`, costs are compared for a run, the run as one segment, the
+    run twice, a part of an epoch, and the run without its ends.
 
     Args:
       noise: Noise whose `privacy` and `privacy_of` are checked.
@@ -76,7 +76,7 @@ def _underpriced(
         if kind.privacy_of is not Noise.privacy_of:
             costs["a run as one segment"] = noise.privacy_of(sampler, sigma, [run]), proved
             for segments in ([run, run], [segment], [inner]):
-                name = "two segments" if segments[1:] else f"the segment {segments[0]}"
+                name = "the run twice" if segments[1:] else f"the segment {segments[0]}"
                 costs[name] = (
                     noise.privacy_of(sampler, sigma, segments),
                     Noise.privacy_of(noise, sampler, sigma, segments),
@@ -85,7 +85,7 @@ def _underpriced(
         for name, profiles in costs.items():
             cost, least = (profile.epsilon(delta) for profile in profiles)
             if cost.confidence != 1 or least.upper > _above(cost):
-                return True, f"{name} {where}: {cost:.4g}, and at least {least:.4g}"
+                return True, f"{name} {where}: stated {cost:.4g}, proved {least:.4g}"
         details.append(where)
     return False, "; ".join(details)
 
@@ -118,13 +118,13 @@ def cost_checks(
         CheckResult("its cost falls with more noise", falls, f"{full_run}, then {quiet}"),
         CheckResult(
             "its cost grows with the steps", grows,
-            f"at least {least}: {segment} {short}, {inner} {long}, {run} {once}, twice {twice}",
+            f"{segment} {short} (at least {least}), {inner} {long}, {run} {once}, twice {twice}",
         ),
     ]  # fmt: skip
 
 
 def _partial(sampler: BatchSampler) -> tuple[range, range]:
-    """Returns steps inside the first epoch, and all steps but a third of an epoch at both ends."""
+    """Returns steps inside the first epoch, and the run without a third of an epoch at each end."""
     third = sampler.steps_per_epoch // 3
     last = max(third + 1, sampler.num_steps - third)
     return range(third, third + max(1, third)), range(third, last)
@@ -133,8 +133,8 @@ def _partial(sampler: BatchSampler) -> tuple[range, range]:
 def _least_cost(sampler: BatchSampler, sigma: float, segment: range, delta: float) -> Bound:
     """Returns a lower bound on the cost of a segment of one epoch.
 
-    It is the cost of the example with the highest rate if all other gradients are 0. If an epoch
-    has each example once, one step counts, else all steps of that rate.
+    It is the cost of the example with the highest rate if all other gradients are 0: of one step if
+    an epoch draws each example once, else of all steps with that rate.
     """
     if (law := stated_law(sampler)) is None:
         return Bound(0.0, 0.0)

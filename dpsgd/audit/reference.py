@@ -84,7 +84,7 @@ def philox(counter: list[np.ndarray], k0: int, k1: int) -> list[np.ndarray]:
 
 def _normal(words: list[np.ndarray]) -> np.ndarray:
     high, low, angle, _ = words
-    near_one = high >= 2**31  # where digits of 1 - u count, and not those of u
+    near_one = high >= 2**31  # use digits of 1 - u, not of u
     complement = np.where(near_one, _LOW, np.uint64(0))
     fraction = (high ^ complement) * 2.0**-32 + ((low ^ complement) + 0.5) * 2.0**-64
     logarithm = np.where(near_one, np.log1p(-fraction), np.log(fraction))

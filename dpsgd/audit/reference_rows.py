@@ -27,7 +27,7 @@ PARTS = ("m", "theta")
 _PURPOSES = reference.MOMENTUM, reference.VALUE
 _GRID_BITS = 10  # of a flush: cells of 2^-10 to 2^-11 of the noise since the run's first step
 _MOST_CELLS = 13  # binary digits of a number beyond which its own size gives the cell
-_EPS = 2.0**-21  # of float32, what a few operations round
+_EPS = 2.0**-21  # rounding of a few float32 operations
 
 
 class TableLaw:

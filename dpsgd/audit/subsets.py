@@ -46,7 +46,7 @@ def binomial(count: Any, trials: Any, probability: Any) -> Any:
 
 
 class Subsets:
-    """Subsets that draws take of groups of exchangeable members.
+    """Drawn subsets of groups of exchangeable members.
 
     Given its size, a subset is uniform among the subsets of its group, and independent of other
     draws. Numbers of members at given ranks are sums of negatively associated indicators, and so
@@ -128,8 +128,8 @@ class Subsets:
         """Yields p-values of members that two draws share.
 
         Args:
-          lags: Distances between the seeds and the epochs of two draws; draws of all seeds are
-            compared with those of seed 0, too.
+          lags: Distances between the seeds and the epochs of two draws; draws of every seed are
+            also compared with draws of seed 0.
         """
         number = {(draw.seed, draw.epoch): k for k, draw in enumerate(self._draws)}
         pairs = [
@@ -140,16 +140,16 @@ class Subsets:
             yield from self._repeated(np.array([number.get(pair, -1) for pair in later]))
 
     def _repeated(self, later: np.ndarray) -> Iterator[Any]:
-        """Yields p-values of members that draws share with other draws (-1 is none)."""
+        """Yields p-values of members shared with other draws (-1: no other draw)."""
         draw = later[self._draw]
         block = np.where(draw < 0, -1, draw * self._sizes.size + self._group)
         place = np.minimum(np.searchsorted(self._block, block), self._block.size - 1)
         yield from self._shared(np.where(self._block[place] == block, place, -1))
 
     def halves(self, probability: float) -> Iterator[Any]:
-        """Yields p-values of independent members of half of each group.
+        """Yields p-values of the independent members in each half of the groups.
 
-        Subsets count whose other half has members, so that an empty one is not overlooked.
+        Only subsets with members in the other half count, because empty subsets are not recorded.
 
         Args:
           probability: Probability of each member.
@@ -161,7 +161,7 @@ class Subsets:
             yield binomial(count, sizes[counts].sum(), probability)
 
     def _shared(self, partner: np.ndarray) -> Iterator[Any]:
-        """Yields p-values of ranks in a subset and its partner (-1 is none), in all and by draw."""
+        """Yields p-values of ranks shared with a partner subset (-1: none), by draw and overall."""
         second = partner[self.subset]
         is_trial = (second >= 0) & (self.rank < self.size[second])
         second, rank = second[is_trial], self.rank[is_trial]
@@ -182,8 +182,8 @@ class Subsets:
 class RatedSubsets(Subsets):
     """Subsets of members that take part at different rates, negatively associated.
 
-    The size of such a subset says which members are likely. Pairs and repetitions are compared with
-    the rates for draws of any size; two members are together at most as often as if independent.
+    The size of such a subset tells which members are likely, so pairs and repetitions are compared
+    with the rates over draws of all sizes. Two members co-occur at most as often as if independent.
     """
 
     def __init__(

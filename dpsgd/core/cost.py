@@ -238,12 +238,12 @@ def _caveats(parts: Sequence[Part], delta: float) -> list[str]:
         if delta >= 1 / sampler.num_units:
             notes.append(
                 f"delta is not below 1 / {sampler.num_units:,}, one over the number of protected "
-                "units: to publish one unit at random is as private; take a smaller delta"
+                "units: publishing one random unit would satisfy it; use a smaller delta"
             )
         if stated_law(sampler) is None:
             notes.append(
                 f"the sampler {SAMPLERS.name_of(type(sampler))} is not audited: it states no law "
-                "of its rows, so that its draws are not held against what is claimed"
+                "of its draws (row_law) to compare them with"
             )
         if sums is not None:
             notes.append(

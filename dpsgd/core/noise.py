@@ -54,7 +54,7 @@ class Noise(abc.ABC):
     def name(self) -> str:
         """Name of the class in records: its own `NAME`, or "module:qualified name"."""
         own_name = f"{type(self).__module__}:{type(self).__qualname__}"
-        return vars(type(self)).get("NAME", own_name)  # no subclass has its base's name
+        return vars(type(self)).get("NAME", own_name)  # subclasses do not inherit `NAME`
 
     @property
     def label(self) -> str:

@@ -54,7 +54,7 @@ class Segment:
         num_steps = self.mechanism.num_steps
         steps = range(num_steps) if self.steps is None else self.steps
         if steps.step != 1 or not 0 <= steps.start <= steps.stop <= num_steps:
-            raise ValueError(f"steps must be in [0, {num_steps}], the run's number, got {steps}")
+            raise ValueError(f"steps must be in [0, {num_steps}], the run's steps, got {steps}")
         object.__setattr__(self, "steps", steps)
         object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
 
@@ -122,9 +122,9 @@ class Trials:
 
     def __post_init__(self) -> None:
         if not self.candidates or not all(candidate.complete for candidate in self.candidates):
-            raise ValueError("a selection needs at least one candidate, and whole runs alone")
+            raise ValueError("a selection needs at least one candidate, each a whole run")
         if len({candidate.unit for candidate in self.candidates}) > 1:
-            raise ValueError("candidates must protect one unit")
+            raise ValueError("all candidates must protect the same unit")
 
     @property
     def mechanism(self) -> Mechanism:

@@ -51,7 +51,7 @@ class Algorithm(NamedTuple):
     """
 
     loss_fn: Callable[..., jax.Array] | None
-    """Loss of one clipped example or unit; None if `clipped_sum` has a rule of its own."""
+    """Loss of one clipped example or unit; None if `clipped_sum` is custom."""
     clipping: ClippingRule
     """Rule that brings an example's gradient to norm C."""
     optimizer: optax.GradientTransformation
@@ -141,7 +141,7 @@ class Algorithm(NamedTuple):
         return frozen
 
 
-@functools.lru_cache(maxsize=MOST_PROGRAMS)  # as programs are, which have the same frozen leaves
+@functools.lru_cache(maxsize=MOST_PROGRAMS)  # as programs, with equal frozen leaves
 def _frozen(parts: Parts, structure: Any, *shapes: jax.ShapeDtypeStruct) -> frozenset[int]:
     (algorithm,) = parts.values
     loss_fn = algorithm.loss_fn
@@ -229,7 +229,7 @@ def with_loss(algorithm: Algorithm, loss_fn: LossFn) -> Algorithm:
     clipped_sum = algorithm.clipped_sum
     if algorithm.lazy or not isinstance(clipped_sum, ClippedSum):
         raise ValueError(
-            "the loss of an algorithm with tables or with a clipped_sum of its own is fixed"
+            "the loss of an algorithm with tables or a custom clipped_sum cannot be replaced"
         )
     loss_fn = Loss(loss_fn, algorithm.foreign_calls)
     clipped_sum = ClippedSum(loss_fn, clipped_sum.clipping, clipped_sum.microbatch_size)

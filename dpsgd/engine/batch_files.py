@@ -257,8 +257,8 @@ class BatchFiles(BatchSource):
             raise ValueError(f"{path} holds no batches ({error}): {remedy}") from None
         if not ours or record["draw"] != json.loads(json.dumps(self.draw.record())):
             raise ValueError(
-                f"{path} holds batches of another run, or of another attempt of this one, "
-                f"which draws anew; or they were changed: {remedy}"
+                f"{path} holds batches of another run, or of another attempt of this run, "
+                f"or they were changed: {remedy}"
             )
         if first > draw.first_step:
             raise ValueError(

@@ -214,7 +214,7 @@ def require_closed(
                 )
 
 
-@functools.lru_cache(maxsize=MOST_PROGRAMS)  # as the programs that have these updates
+@functools.lru_cache(maxsize=MOST_PROGRAMS)  # as programs, with equal updates
 def _traced(parts: Parts, tree: Any, shapes: Any) -> tuple[core.ClosedJaxpr, ...]:
     """Returns traces of an optimizer's `init` and `update`, kept by `identity`.
 

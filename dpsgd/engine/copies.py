@@ -103,14 +103,14 @@ def broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
 
 
 def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """Returns an array with a sharding, in new buffers unless it lies there already."""
+    """Returns an array with a sharding, copied unless it already has this sharding."""
     if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
         return leaf
     if isinstance(leaf, jax.Array) and _is_key(leaf):
         words = placed(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
-    # By way of the host: an array that is put where it lies already would share its buffer. Of what
-    # lies in files, each process reads what its devices hold.
+    # Via the host: an array that is put where it already lies would share its buffer. Of arrays in
+    # files, each process reads only the pieces of its devices.
     in_files = not isinstance(leaf, jax.Array) and hasattr(leaf, "pieces")
     array = leaf if in_files else np.asarray(leaf)
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)

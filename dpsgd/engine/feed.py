@@ -154,7 +154,7 @@ class Layout(NamedTuple):
 
         They stay on the host if rows travel with their blocks.
         """
-        if self.streamed:  # what is mapped from files stays there; other arrays are read whole
+        if self.streamed:  # mapped files stay mapped; other arrays are read whole
             return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
         data = take_rows(data, slice(None)) if is_streamed(data) else data
         data = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), data)
@@ -210,13 +210,13 @@ class Layout(NamedTuple):
         draw: Callable[..., Iterator[Inputs]]
         if batches is not None:
             if not self.streamed:
-                raise ValueError("batches drawn ahead bring their rows; take data_on='host'")
+                raise ValueError("batches drawn ahead contain their rows; use data_on='host'")
             draw = batches.blocks
         else:
             shards = self.process_shards(sampler)
             source = BatchSource(sampler, seeds, shards=shards, read_ahead=True)
             first, stop = source.rows.start, source.rows.stop
-            if stop - first < sampler.num_examples:  # what is mapped from files is not read yet
+            if stop - first < sampler.num_examples:  # mapped files are not read yet
                 data = jax.tree.map(lambda column: column[first:stop], data)
             columns = self.hold(data)
 

@@ -188,7 +188,7 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
         if column.shape[0] != sampler.num_examples:
             raise ValueError(
                 f"{name} has {column.shape[0]} rows, but the sampler was built for "
-                f"num_examples={sampler.num_examples}: its guarantee is for those"
+                f"num_examples={sampler.num_examples}; both must be equal"
             )
     return data
 

@@ -199,7 +199,7 @@ class _Reader:
         if attribute.startswith("__"):  # which Python asks for
             raise AttributeError(attribute)
         raise ValueError(
-            f"{self.name} is read otherwise than by look-ups, as .{attribute}; call the layer, or "
+            f"{self.name} is read other than by look-ups, as .{attribute}; call the layer, or "
             "use split_module, and train without tables="
         )
 
@@ -300,8 +300,8 @@ def _split(
         """Returns `call(module)`; refuses updates of its other state."""
         if key is not None and not streams:
             raise ValueError(
-                "the module holds no random stream that a key could seed; give the key to what "
-                "draws, for example as rngs=nnx.Rngs(dropout=key)"
+                "the module holds no random stream that a key could seed; give the key to the "
+                "layer that draws, for example as rngs=nnx.Rngs(dropout=key)"
             )
         if frozen:
             params = stopped(params, frozen)

@@ -360,7 +360,7 @@ def _in_order(vector: jax.Array, devices: int) -> jax.Array:
     size = vector.size
     part_size = -(-size // devices)
     padded_parts = jnp.pad(vector, (0, part_size * devices - size)).reshape(devices, part_size)
-    own_parts = jax.lax.all_to_all(padded_parts, AXIS, 0, 0)  # row r: what device r has of my part
+    own_parts = jax.lax.all_to_all(padded_parts, AXIS, 0, 0)  # row r: my part on device r
     total = functools.reduce(jnp.add, [own_parts[device] for device in range(devices)])
     return jax.lax.all_gather(total, AXIS, tiled=True)[:size]
 

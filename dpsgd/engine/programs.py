@@ -64,7 +64,7 @@ _WITHOUT_EFFECT = (
     "jax_share_binary_between_hosts*", "jax_check_proxy_envs", "jax_enable_preemption_service",
     # Which backend there is, is named by itself, and so are its devices.
     "jax_platforms", "jax_platform_name", "jax_xla_backend",
-    # What is written of a program, and said of an error.
+    # Dumps of programs and texts of errors.
     "jax_captured_constants_*", "jax_compiler_detailed_logging_min_ops", "jax_debug_log_modules",
     "jax_distributed_debug", "jax_dump_ir_*", "jax_explain_cache_misses", "jax_include_*",
     "jax_hlo_source_file_canonicalization_regex", "jax_log_*", "jax_logging_level",
@@ -177,7 +177,7 @@ def digest(program: jax.stages.Compiled) -> str:
     names: dict[str, str] = {}
     nameless = [
         _NAME.sub(lambda match: names.setdefault(match[0], f"%{len(names)}"), text)
-        for text in (text.partition(",")[2] for text in texts)  # what comes first is its name
+        for text in (text.partition(",")[2] for text in texts)  # the name comes first
     ]
     return hashlib.sha256("\n".join(nameless).encode()).hexdigest()
 
@@ -225,7 +225,7 @@ def put_on_device(tree: PyTree, onto: Callable[[PyTree], PyTree] = jax.device_pu
     def narrow(leaf):
         """Returns an array that JAX may round to 32 bits."""
         wide = isinstance(leaf, jax.Array) and leaf.dtype in (np.float64, np.int64, np.uint64)
-        return np.asarray(leaf) if wide else leaf  # an array of NumPy's becomes what it should
+        return np.asarray(leaf) if wide else leaf  # NumPy arrays get 32 bits below
 
     with in_32_bits():
         return onto(jax.tree.map(narrow, tree))
@@ -251,7 +251,7 @@ def shapes_of_rows(rows: PyTree, *lead: int) -> PyTree:
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _compiled(function, parts, donate_argnums, *shapes):
-    del shapes  # one program each, so that what is counted and forgotten is a program
+    del shapes  # one program each, so the cache counts and evicts programs
     jitted = _jitted(function, parts, donate_argnums)
 
     def program(*arguments):

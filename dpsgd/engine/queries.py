@@ -167,7 +167,7 @@ def sums_run(
         vector = jax.eval_shape(refinement.statistic, start, row)
         if not isinstance(vector, jax.ShapeDtypeStruct) or len(vector.shape) != 1:
             raise ValueError(f"a row's statistic must be a vector, float32[d], got {vector}")
-        # "state" has no path to the loss, and is what the update folds.
+        # "state" has no path to the loss; the update folds into it.
         folds = optax.GradientTransformation(_nothing, _Fold(refinement))
         algorithm = dpsgd(_Product(refinement), folds)
         algorithm = algorithm._replace(freezes=False)
@@ -299,14 +299,14 @@ def refinement_of(
       kind: `RunSpec.calibration`.
 
     Raises:
-      ValueError: if the task offers none, or another than `kind`.
+      ValueError: if the task offers no calibration, or not the one of `kind`.
     """
     if mechanism.full_sums is None:
         return None
     name = "none" if offered is None else offered.kind
     if name != kind:
         raise ValueError(
-            f"calibration is {kind}, but calibration() of the task offers {name}: take that, or "
-            "none"
+            f"calibration={kind} is not possible: calibration() of the task offers {name}; "
+            f"use calibration={name}"
         )
     return offered

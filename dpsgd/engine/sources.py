@@ -111,7 +111,7 @@ _READERS: dict[str, Callable[[Any, str, np.ndarray], Any]] = {
 
 
 class SourceError(ValueError):
-    """A row source that did not return the rows that it was asked for."""
+    """Error of a row source that does not return the requested rows."""
 
 
 class _Reader:
@@ -130,8 +130,8 @@ class _Reader:
             for column, row in zip(together, self._take(indices[k : k + 1]), strict=True):
                 if column.dtype != object and column[k].tobytes() != row[0].tobytes():
                     raise SourceError(
-                        f"data.take returned one row for index {index} alone and another one among "
-                        f"the indices {indices.tolist()}; return rows in the order of the indices"
+                        f"data.take returned different rows for index {index} alone and within the "
+                        f"indices {indices.tolist()}; return rows in the order of the indices"
                     )
 
     def read(self, indices: np.ndarray) -> list[np.ndarray]:
@@ -153,7 +153,7 @@ class _Reader:
             added = [path for path in columns if path not in self.paths]
             said = [f"without {', '.join(lacks)}"] * bool(lacks)
             said += [f"with {', '.join(added)}"] * bool(added)
-            difference = " and ".join(said) or "in other containers"
+            difference = " and ".join(said) or "in another tree structure"
             raise SourceError(f"{place} returned columns {difference}, unlike before")
         leaves = list(columns.values())
         for leaf, (shape, dtype) in zip(leaves, self.shapes, strict=True):
@@ -170,7 +170,7 @@ def _columns(rows: PyTree, place: str) -> tuple[dict[str, np.ndarray], Any]:
     leaves, structure = jax.tree_util.tree_flatten_with_path(rows)
     columns = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
     for path, leaf in columns.items():
-        if np.ndim(leaf) == 0:  # an item of a list, too
+        if np.ndim(leaf) == 0:  # e.g. an item of a list
             raise SourceError(
                 f"{place} returned a value of type {type(leaf).__name__} at {path or 'its root'}; "
                 "return arrays with one row per index"

@@ -219,7 +219,7 @@ class _Step:
         """Returns the updated state, or its private mean gradient if the watch asks for it."""
         total = jax.tree.map(lambda leaf: mark_value(leaf, "sum"), total)
         shapes = context.shapes if context else jax.eval_shape(lambda: state.raw_params)
-        # Asked when the loss has been differentiated, which refuses one that examples could mix in.
+        # After the loss is differentiated, which refuses a loss that could mix examples.
         frozen = self.algorithm.frozen(shapes, shapes_of_rows(inputs.data, *self.clipped_shape))
         if frozen != frozenset(state.frozen):
             leaves = jax.tree_util.tree_leaves_with_path(state.raw_params)
@@ -227,8 +227,8 @@ class _Step:
                 jax.tree_util.keystr(leaves[k][0]) for k in sorted(frozen ^ state.frozen.keys())
             ]
             raise ValueError(
-                "the state was made for other frozen parameters than those that no derivative of "
-                f"the loss reaches; they differ in params{', params'.join(names[:3])}: make the "
+                "the frozen parameters of the state are not those that no derivative of the loss "
+                f"reaches; they differ in params{', params'.join(names[:3])}: make the "
                 "state by algorithm.init(params, mechanism, rows), with one row or more"
             )
         if context:
@@ -249,7 +249,7 @@ class _Step:
         batch = jax.tree.map(lambda column: column[indices], inputs.data)
         if not self.algorithm.takes_key:
             return batch, weights, ()
-        first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is clipped as one
+        first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # first of each unit
         return batch, weights, (example_keys(inputs.loss_key, step, first, plan.shards),)
 
     def _specs(self, plan):

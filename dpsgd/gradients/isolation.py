@@ -149,7 +149,7 @@ def require_isolated(closed: core.ClosedJaxpr, *, foreign_calls: bool = False) -
 
 def _equations(jaxpr: core.Jaxpr, seen: set[int]) -> Iterator[core.JaxprEqn]:
     """Yields a trace's equations, each call after the equations inside it."""
-    if id(jaxpr) in seen:  # what is called twice is traced once
+    if id(jaxpr) in seen:  # a jaxpr called twice is visited once
         return
     seen.add(id(jaxpr))
     for eqn in jaxpr.eqns:

@@ -350,7 +350,7 @@ def _apply_view(view: View, eqn: Any) -> View | None:
     name, params = eqn.primitive.name, dict(eqn.params)
     old, new = _aval(eqn.invars[0]), _aval(eqn.outvars[0])
     longer = replace(view, chain=(*view.chain, (eqn.primitive, params)), identity=False)
-    # Axes that are not those of the parameter any more are named after the way they came about.
+    # Axes that are no longer the parameter's are named after the operations that made them.
     history = "/".join(f"{p.name}{q}" for p, q in longer.chain if p.name != "convert_element_type")
     fresh = tuple(f"{history}:{axis}" for axis in range(len(new.shape)))
     if name == "convert_element_type":

@@ -223,7 +223,7 @@ def export(
       ValueError: If the ledger and the parameters contradict each other.
     """
     RunDirectory.refuse_existing(out, option="OUT")
-    RunDirectory.open(run_path)  # a bundle is none
+    RunDirectory.open(run_path)  # refuses a bundle
     model = read_model(run_path, task=task, kinds=kinds)
     settings = {name: value for name, value in model.record["settings"].items() if name != "data"}
     with RunDirectory.create(out) as bundle:

@@ -1,7 +1,7 @@
 """Decides how a run resumes, with which seeds; stores a seed at a clean stop.
 
-Rules and their reasons: docs/explanation/declared-steps-and-attempts.md. Sampling seeds otherwise
-live in memory.
+Rules and their reasons: docs/explanation/declared-steps-and-attempts.md. Otherwise
+sampling seeds exist only in memory.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ def _check_declared(history: History, saved: Checkpoint) -> None:
     history.check_head(saved.ledger_head, name)
     by_then = history.lines[saved.ledger_head]
     if by_then is None or by_then.index != saved.attempt:
-        raise LedgerError(f"{name} is not of this run: restore its own")
+        raise LedgerError(f"{name} is not of this run: restore the checkpoint of this run")
     declared = by_then.steps
     if not declared.start <= saved.step <= declared.stop:
         raise LedgerError(
             f"{name} is not of this run, whose ledger declared steps {declared.start:,} to "
-            f"{declared.stop:,} when it was written: restore its own"
+            f"{declared.stop:,} at its writing: restore the checkpoint of this run"
         )
 
 
@@ -182,7 +182,7 @@ def keys_of(decision: Decision, sampler: BatchSampler, insecure_seed: int | None
 
 
 def _by_epoch(sampler: BatchSampler) -> bool:
-    # Users' samplers may draw all epochs by one seed.
+    # A sampler from outside the package may draw all epochs from one seed.
     return not SAMPLERS.is_own(sampler)
 
 
@@ -229,7 +229,7 @@ class StopFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Names the file in a run directory, and the file that reserves its disk space."""
+        """Sets the paths of the file and of the file that reserves its disk space."""
         self.path, self._reserved = folder / STOP, folder / _RESERVED
 
     @property

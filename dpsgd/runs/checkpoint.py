@@ -107,7 +107,7 @@ class Checkpoints:
             write_atomically(
                 self.folder / f"{name}.npz",
                 lambda file: np.savez(file, allow_pickle=False, **arrays),
-                mode=SECRET,  # the state may hold what subtracts noise
+                mode=SECRET,  # the state may reveal the noise
                 reserved=self.folder / _RESERVED,
             )
             self._destroy_old()

@@ -342,7 +342,7 @@ class RunDirectory:
             with os.fdopen(descriptor, "rb+") as file:
                 lines = file.read()
                 cut = lines.rfind(b'{"step": %d,' % step)
-                # Without that step, at most a line is cut that a crash left unended.
+                # If the step is missing, only a line that a crash cut short is removed.
                 file.truncate(lines.rfind(b"\n") + 1 if cut < 0 else cut)
         except FileNotFoundError:
             return

@@ -17,7 +17,7 @@ from samplers.settings import SAMPLERS
 
 _PUBLIC_SEED = 0
 _STEPS = 64  # most steps of an epoch, and columns of noise, in a digest
-_MOST_ROWS = 2048  # of the noise matrix
+_MOST_ROWS = 2048  # most rows of the noise matrix in a digest
 _PACKAGES = {"dpsgd", "samplers", "accounting", "abc", "typing", "builtins"}
 
 
@@ -65,7 +65,7 @@ def _spread(steps: range) -> list[int]:
 
 
 def _source_files(kind: type) -> list[Path]:
-    """Returns the files of a class and its bases outside the package; none for a console's."""
+    """Returns the source files of a class and its bases outside the package, if they have any."""
     modules = dict.fromkeys(base.__module__ for base in kind.__mro__)
     users = [name for name in modules if name.partition(".")[0] not in _PACKAGES]
     files = [getattr(sys.modules.get(name), "__file__", None) for name in users]

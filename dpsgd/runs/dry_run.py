@@ -35,7 +35,7 @@ _ROWS = 4096
 """Most rows generated for timing; others are copies or zeros."""
 
 _TIMED_ROWS = 2**18
-"""Rows of the batches that are timed in place of rows or devices that are not there, at least."""
+"""Least number of timed rows in a dry run with assumed rows or devices."""
 
 _LEAST_SECONDS = 1.0
 """Seconds after which no more steps are timed."""
@@ -139,7 +139,7 @@ def timed(task: Task, spec: RunSpec, rows: Rows) -> Timing:
 
 @dataclass(frozen=True)
 class Resized:
-    """Task with a number of training rows that are not there, for a dry run.
+    """Task with an assumed number of training rows, for a dry run.
 
     Attributes:
       task: Task whose rows are examples.
@@ -150,7 +150,7 @@ class Resized:
     num_examples: int
 
     def columns(self) -> PyTree:
-        """Returns views of one generated row, repeated without memory."""
+        """Returns one generated row as all rows, without copies."""
         return _repeated(self.task.generated(1), self.num_examples)
 
     def settle(self, request: RecommendationRequest) -> tuple[Resized, dict[str, str]]:
@@ -174,7 +174,7 @@ def _share(job: Job, num_devices: int, num_examples: int) -> Job:
     Args:
       job: Job of the run, on one device.
       num_devices: Number of devices that share a batch.
-      num_examples: Number of rows, at least.
+      num_examples: Least number of rows.
     """
     sampler = job.mechanism.sampler
     if sampler.clipped_shape:
@@ -201,13 +201,13 @@ class DryRun(NamedTuple):
     padded_batch_size: int
     """Batch positions per pass; a larger batch takes several passes."""
     num_devices: int
-    """Devices that are not there and share each batch; 1 for a run on the devices at hand."""
+    """Number of assumed devices, which share each batch; 1 if the run's own devices are timed."""
     parameters: int
     """Total number of entries of all parameters."""
     program_bytes: int
     """Device memory of a block's program in bytes, rows included."""
     timing: Timing
-    """Seconds measured on generated rows: of one device's share, if devices are not there."""
+    """Seconds measured on generated rows; of one device's share, if devices are assumed."""
     hours: float
     """Predicted hours of all steps, with compilation."""
     guarantee: Guarantee
@@ -225,14 +225,14 @@ def dry_run(
 ) -> DryRun:
     """Measures a run on generated rows and computes its guarantee.
 
-    It reads only number, shapes and dtypes of the task's rows, and writes no file. Of devices that
-    are not there, and rows of `Resized`, it times a step: drawing and exchange are not measured.
+    It reads only number, shapes and dtypes of the task's rows, and writes no file. With assumed
+    devices or rows (`Resized`) it times steps alone, without drawing batches or exchanging sums.
 
     Args:
       task: Task that the run would train, or `Resized`.
       spec: Configuration of the run.
       name: "module:object" of the task, for error messages.
-      placement: Devices of the run, or a number of devices like the one at hand; by default one.
+      placement: Devices of the run, or an assumed number of equal devices; by default one.
       progress: Function that is called with each line of progress text.
       clock: Function that returns seconds.
 

@@ -187,7 +187,7 @@ class DirectoryJournal(Journal):
         if steps.start == self._num_steps and self._processes.any(self._stop()):
             self._keep_seed(steps.start)
             raise Stopped(
-                f"stopped before the {self.job.mechanism.full_sums}, all of it saved: `dpsgd "
+                f"stopped before the {self.job.mechanism.full_sums}; all is saved: `dpsgd "
                 f"resume {self._folder.path}` resumes it"
             )
         with self._nothing_lost():
@@ -241,7 +241,7 @@ class DirectoryJournal(Journal):
         elif stopping:
             self._keep_seed(steps_done)
             raise Stopped(
-                f"stopped at step {steps_done:,} of {num_steps:,}, all of it saved: `dpsgd resume "
+                f"stopped at step {steps_done:,} of {num_steps:,}; all is saved: `dpsgd resume "
                 f"{self._folder.path}` resumes it"
             )
         return False

@@ -200,7 +200,7 @@ class Ledger:
         history = dataclasses.replace(
             self.history, attempts=[*self.history.attempts], lines={**self.history.lines}
         )
-        history.extend(body, head)  # refuses what must not be written
+        history.extend(body, head)  # refuses an invalid line
         length = os.fstat(self._descriptor).st_size
         try:
             # One call: the system writes a line of this length whole, or (disk full) in part.

@@ -76,7 +76,7 @@ def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
     if bands != "auto" and bands > built.separation > 1:
         raise ValueError(
             f"bands={bands} exceeds {built.separation}, the minimum separation of "
-            f"{SAMPLERS.name_of(type(built))}; pass at most that"
+            f"{SAMPLERS.name_of(type(built))}; use fewer bands"
         )
     # `full_sums` checks the calibration.
     if conflict := conflict_of(dataclasses.replace(spec, calibration=None), built):

@@ -30,7 +30,7 @@ def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> 
       num_steps: Number of steps of the sampler.
     """
     average, settings = next(iter(vars(spec.average)), None), spec.optimizer
-    zeros: dict[str, Any] = dict.fromkeys(settings.numbers, 0.0)  # the state has the numbers
+    zeros: dict[str, Any] = dict.fromkeys(settings.numbers, 0.0)  # the state has the values
     kind = replace(settings, learning_rate=None, schedule=settings.step_sizes, **zeros)
     return dpsgd(
         RunLoss.restrict(loss_fn, spec.train, spec.compute),

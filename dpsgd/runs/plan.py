@@ -129,7 +129,7 @@ def plan_run(
 
 def _compile(job: Job, execution: Execution) -> None:
     """Compiles a run's programs; raises ValueError naming what differs between processes."""
-    digest = job.digest  # hashing the rows takes no time of compiling
+    digest = job.digest  # hashes the rows before compilation is timed
     execution.stages.begin("compile")
     execution.progress("compiling the program that trains")
     compiled = job.programs()
@@ -187,17 +187,17 @@ def recorded_job(
 ) -> Job:
     """Returns the compiled job of a recorded run.
 
-    Its data are those with which it began.
+    The data must be unchanged since the start of the run.
 
     Args:
       folder: Run directory.
-      config: Its configuration.
+      config: Configuration of the run.
       history: Ledger of the run.
       given: Task in place of the recorded one; None to rebuild the recorded one.
       execution: Devices, timer and outputs.
 
     Raises:
-      ValueError: if configuration, task or data are not those with which the run began.
+      ValueError: if configuration, task or data differ from those at the start of the run.
     """
     folder.config(history)
     check_parts(config.spec, execution.progress)
@@ -210,7 +210,7 @@ def recorded_job(
     if Processes.current().first and folder.data() != [job.digest]:
         raise ValueError(
             f"{folder.path / DATA} is missing, or the run began on other rows, for which its "
-            "guarantee holds: restore them, or start a new run"
+            "guarantee holds: restore those rows, or start a new run"
         )
     _compile(job, execution)
     return job

@@ -86,7 +86,7 @@ class Processes:
         [1, 2]
 
         Args:
-          value: JSON value; only that of process 0 is sent.
+          value: JSON value; only the value of process 0 is sent.
           patience: Seconds to wait.
 
         Raises:

@@ -345,7 +345,7 @@ def headline(description: Mapping[str, Any], metrics: Mapping[str, float | None]
 
     Args:
       description: `describe()` of the task, which may name a "headline".
-      metrics: Metrics by name; by default their first is taken. None if there are none.
+      metrics: Metrics by name; the first is the default, None if the mapping is empty.
     """
     named = description.get("headline")
     return named if named in metrics else next(iter(metrics), None)

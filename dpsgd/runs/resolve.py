@@ -122,7 +122,7 @@ def choose(
     by_rule = [*spec.open, *(["average_tail"] if averages_by_rule(spec) else [])]
     if names := [name for name in CHOICES if name in by_rule and name in values]:
         chosen["settings"] = to_json({name: values[name] for name in names})
-        targeted = isinstance(spec.privacy, TargetEpsilon)  # of others `warm_rate` changes nothing
+        targeted = isinstance(spec.privacy, TargetEpsilon)  # else `warm_rate` has no effect
         if "learning_rate" in names and spec.init_from is not None and targeted:
             chosen["warm"] = {"why": "at the usual rate the run would forget its initial model"}
     if chosen:
@@ -190,7 +190,7 @@ def request_of(spec: RunSpec, population: Population) -> RecommendationRequest:
     """
     names = {option.name for option in dataclasses.fields(RecommendationRequest)}
     options = {name: value for name, value in spec.options().items() if name in names}
-    kind = "sgd" if isinstance(spec.optimizer, SGD) else "adam"  # the nearest that rules know
+    kind = "sgd" if isinstance(spec.optimizer, SGD) else "adam"  # closest optimizer with rules
     if spec.optimizer.learning_rate is None and ":" in (
         name := OWN["optimizer"].name_of(type(spec.optimizer))
     ):
@@ -329,7 +329,7 @@ def _best_bands(
     cyclic = isinstance(sampler, BallsAndBins | Poisson) and not isinstance(sampler, UserPoisson)
     if cyclic and sampler.cycle_length > 1:
         raise ValueError(
-            "cycle_length is as long as bands, which auto chooses: leave it out, or give bands"
+            "cycle_length must equal bands, which auto chooses: leave it out, or give bands"
         )
     # Each group needs a batch.
     most = sampler.num_examples // sampler.batch_size if cyclic else sampler.separation

@@ -200,11 +200,11 @@ class Optimizer(Record, abc.ABC):
 
 
 class _OfOptax(Optimizer):
-    """Base of optimizers that optax has under the name of the class."""
+    """Base of optimizers that have the same name in optax."""
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Settings but the learning rate and its schedule; none of an own subclass."""
+        """Settings except learning rate and schedule; empty for a subclass from outside."""
         excluded = vars(self) if OPTIMIZERS.is_own(self) else ("learning_rate", "schedule")
         return {name: x for name, x in vars(self).items() if name not in excluded}
 
@@ -469,7 +469,7 @@ class RunSpec(Record):
                 continue
             choice = next((c for c, kind in PARTS[name].items() if kind is type(value)), None)
             attributes = part_options(type(value))
-            if choice is None:  # with options of all such parts at their defaults
+            if choice is None:  # shared options take their defaults
                 defaults = {f.name: f.default for f in dataclasses.fields(value)}
                 options[name] = replace(value, **{x: defaults[x] for x in attributes.values()})
             elif name in _NAMED:
@@ -527,7 +527,7 @@ class RunSpec(Record):
         """Returns the resolved spec in a record.
 
         The modules of parts from other packages must be imported (`samplers.registry`): reading
-        somebody's record executes nothing.
+        a record executes no code.
 
         Args:
           record: Content of `config.json`.

@@ -51,13 +51,13 @@ UNSUPPORTED = (
         ("tables lazy",),
         ("overflow accumulate",),
         "lazy tables read the rows of a step once, and overflow accumulate takes several passes",
-        "take overflow truncate",
+        "use overflow truncate",
     ),
     Unsupported(
         ("tables lazy",),
         ("average_tail", "average_decay"),
         "deferred noise has the distribution of parameters after a step, not of their average",
-        "leave out the average, or take tables dense",
+        "leave out the average, or use tables dense",
     ),
     Unsupported(
         ("non_private",),
@@ -73,7 +73,7 @@ UNSUPPORTED = (
         ("bands",),
         ("no minimum separation",),
         "correlated noise needs a minimum separation between the steps of an example",
-        "take balls-and-bins, poisson, deterministic, or shuffle with a fixed order",
+        "use balls-and-bins, poisson, deterministic, or shuffle with a fixed order",
     ),
     Unsupported(
         ("calibration",),

@@ -74,14 +74,14 @@ def _segment_record(segment: Segment) -> dict[str, Any]:
 
 
 def _segment_from_record(body: Mapping[str, Any], **more: Any) -> Segment:
-    """Returns the segment in a record, with fields that the record lacks."""
+    """Returns the segment in a record, with further fields from the caller."""
     return Segment(mechanism_from_record(body), **fields_of(Segment, body, _OF_SEGMENT), **more)
 
 
 def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
     """Returns a mechanism's terms as JSON values.
 
-    Its cost depends on nothing else.
+    They determine its privacy cost.
 
     >>> from samplers import Poisson
     >>> mechanism = Mechanism(Poisson(1_000, batch_size=50), 1.0, l2_clip_norm=4.0)
@@ -104,13 +104,13 @@ def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
 def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
     """Returns the mechanism in a `mechanism_record`.
 
-    Its sampler has the cost of the recorded one, but only the shape of a unit tree.
+    Its sampler has the recorded cost, but only the shape of a unit tree.
     """
     fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
     # Reading a ledger executes no code that the ledger names.
     sampler = SAMPLERS.find(checked(fields.pop("name"), str, "name")).from_terms(fields)
     if "noise" not in body:
-        raise ValueError("it is of an earlier version, which described noise otherwise")
+        raise ValueError("it is of an earlier version, with another description of noise")
     if body["adjacency"] != ADJACENCY:
         raise ValueError("this version would account for it with another adjacency")
     noise = checked(body["noise"], dict[str, Any], "noise")
@@ -229,7 +229,7 @@ class Selection:
           ValueError: if no candidate has these terms.
         """
         if not any(is_trial_of(candidate, terms) for candidate in self.candidates):
-            raise ValueError("the released model is of none of the declared candidates")
+            raise ValueError("the released model belongs to none of the declared candidates")
 
     @property
     def delta(self) -> float:

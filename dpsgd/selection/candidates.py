@@ -115,7 +115,7 @@ class Candidates:
         """Returns digests of task, candidates and data.
 
         Args:
-          secret: Secret that blinds the digest of the data; None to leave it as it is.
+          secret: Secret that blinds the digest of the data; None for no blinding.
         """
         grid = json.dumps([spec.record() for spec in self.specs], sort_keys=True)
         return {
@@ -207,7 +207,7 @@ class Candidates:
         if isinstance(goal, NoiseMultiplier):
             return self._chosen
         specs = self._chosen
-        # Candidates that differ in what costs no privacy need the same noise.
+        # Candidates that differ only in settings without privacy cost need the same noise.
         mechanisms = [unscaled(spec, population) for spec in specs]
         kinds = [
             (one.sampler, _cost_class(one.noise, one.sampler), spec.calibration)

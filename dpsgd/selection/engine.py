@@ -278,7 +278,7 @@ def _silence() -> Iterator[None]:
                     os.dup2(nowhere.fileno(), descriptor)
             yield
     finally:
-        _flush(*streams, sys.__stdout__, sys.__stderr__)  # what is left in a buffer, to nowhere
+        _flush(*streams, sys.__stdout__, sys.__stderr__)  # discards buffered output
         for descriptor, saved in saved_descriptors.items():
             os.dup2(saved, descriptor)
             os.close(saved)

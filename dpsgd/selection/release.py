@@ -44,7 +44,7 @@ def release(
     """Writes the run directory of the best trial.
 
     Args:
-      wanted: Selection as asked for.
+      wanted: The requested selection.
       terms: Terms of the best trial's candidate.
       best: Directory of the best trial's run.
       folder: Directory to write.

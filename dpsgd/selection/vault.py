@@ -81,7 +81,7 @@ class VaultSecret:
         except (ValueError, LookupError):  # whose message may quote the file
             raise ValueError(f"{path} is damaged, or of an earlier version") from None
         if name != selection:
-            raise ValueError(f"{path} is the secret of another selection: restore its own")
+            raise ValueError(f"{path} is the secret of another selection: restore this one's")
         if inode != number:
             raise ValueError(
                 f"{folder} is a copy of an unfinished selection, whose cost counts one release for "

@@ -51,7 +51,7 @@ class Runner:
         """Writes the files of batches."""
 
         def build(pipeline: beam.Pipeline) -> None:
-            files = range(work.draw.num_files)  # one without rows is a file as well
+            files = range(work.draw.num_files)  # also files without rows
             numbers = pipeline | "files" >> beam.Create([(file, None) for file in files])
             drawn_parts = _reshuffled(pipeline, "chunks", work.tasks()) | beam.FlatMapTuple(
                 work.part

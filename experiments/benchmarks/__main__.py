@@ -104,12 +104,12 @@ def chosen(cases: Sequence[Case], names: Iterable[str] | None, quick: bool) -> l
 def measured(case: Case, quick: bool = False, until: float = math.inf, **changes: Any) -> Any:
     """Measures a case, prints its figures, and returns its record.
 
-    An error ends the case alone, and is recorded in one line.
+    An error ends only this case, and is recorded in one line.
 
     Args:
       case: Case to measure.
       quick: Whether to use its quick setting, without bars of speed.
-      until: Value of `time.monotonic` beyond which the case must not last, by its estimate.
+      until: Value of `time.monotonic` by which the case must end, by its estimate.
       **changes: Settings in place of the case's.
     """
     setting = {**case.setting, **((case.quick or {}) if quick else {}), **changes}
@@ -154,7 +154,7 @@ def exit_status(entries: Sequence[dict[str, Any]]) -> int:
 @functools.cache
 def hardware() -> dict[str, Any]:
     """Returns versions, devices, processor and flags of this process."""
-    from dpsgd.runs.result import environment  # waits for JAX, and help does not
+    from dpsgd.runs.result import environment  # imports JAX, which --help does not need
 
     facts = environment() | {k: os.environ[k] for k in FLAGS if k in os.environ}
     with contextlib.suppress(OSError):
@@ -181,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     changes = {name: value for name, value in options.items() if value is not None}
     for name in changes:
         if not any(name in case.setting for case in cases):
-            parser.error(f"{_option(name)} is a setting of none of the chosen cases")
+            parser.error(f"{_option(name)} applies to none of the chosen cases")
     entries, until = [], time.monotonic() + 60 * minutes
     for case in cases:
         print(f"{case.name} ...", file=sys.stderr, flush=True)

@@ -206,12 +206,12 @@ def whole_run(
 def epoch(model: str, batch_size: int, rows: int = FULL) -> Iterator[Figure]:
     """Measures the steps of an epoch of Criteo Display Ads, on generated rows.
 
-    It is `dpsgd train --dry-run --num-examples ROWS`, on a CPU in CPU seconds.
+    It times `dpsgd train --dry-run --num-examples ROWS`, on a CPU in CPU seconds.
 
     Args:
       model: Preset of the click model.
       batch_size: Expected number of examples of a batch.
-      rows: Number of training rows, which need not be there.
+      rows: Assumed number of training rows.
     """
     spec = run_of("balls-and-bins", batch_size, 1, noise_multiplier=0.6)
     task = Clicks(None, model=cast(Any, model))

@@ -58,7 +58,7 @@ def in_one_line(program: str, run: Callable[[], int]) -> int:
             status, line = _line_of(error, interrupted())
             if line is None or (os.environ.get("DPSGD_TRACEBACK") and status != STOPPED):
                 raise
-            # What would end or disturb the line (in a file's name, say) is escaped.
+            # Characters that would break the line (in a file's name, say) are escaped.
             line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
             print(f"{program}: {line}", file=sys.stderr)
             return status

@@ -129,7 +129,7 @@ def noise_multipliers(
 
 
 def _insufficient_noise(profile: Profiles, delta: float, target_epsilon: float) -> float:
-    """Returns about the largest noise multiplier proved to miss an epsilon; 0 if none is."""
+    """Estimates the largest noise multiplier proved to miss an epsilon; 0 if none is."""
     start = calibrate(lambda noise: LowerEnd(profile(noise)), epsilon=target_epsilon, delta=delta)
     noise_multiplier, step = start, _LEAST_STEP
     while noise_multiplier > _LEAST_NOISE * start:
@@ -224,10 +224,10 @@ def sweep_file(
 ) -> bytes:
     """Returns the file of the sweep, as TOML.
 
-    All runs have one model, learning rate and clipping norm: those that `dpsgd train` chooses for
-    the optimizer, the number of rows and the largest epsilon, or epsilon 1 at given noise; a
-    learning rate of `grid` replaces it. At equal privacy, samplers whose noise is known between two
-    bounds are trained at both.
+    All runs share one model, learning rate and clipping norm, which `dpsgd train` chooses for the
+    optimizer, the number of rows and the largest epsilon (epsilon 1 if the noise is given). A
+    learning rate in `grid` takes precedence. At equal privacy, a sampler whose noise is only known
+    to lie between two bounds is trained at both.
 
     Args:
       store: Store of clicks to train on.

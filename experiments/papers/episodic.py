@@ -40,9 +40,9 @@ class PublishedTheorem3:
 
     .. math:: \left(\log(1 + \gamma (e^{e} - 1)),\; \gamma\, d\right)\text{-DP.}
 
-    Why that is wrong: docs/explanation/multistage-sampling.md. Poisson sampling at gamma has this
-    very curve, by which several steps are composed. This is no `PrivacyProfile`: nothing that
-    prints guarantees takes it.
+    Why it is wrong: docs/explanation/multistage-sampling.md. Poisson sampling at gamma has the same
+    curve, so several steps compose by it. This is no `PrivacyProfile`, so no guarantee is printed
+    from it.
 
     Source: Tombs, Kotevska, Young, "Privacy Amplification for Episodic Training Methods", CEUR
     Vol-3318, 2022, Theorem 3.

@@ -118,7 +118,7 @@ def draw_view(figure: Figure | SubFigure, view: View) -> None:
     main.ticklabel_format(axis="y", useOffset=False)
     if len(view.curves) <= 6:
         legend(main)
-    else:  # inside it would hide what is drawn
+    else:  # inside it would hide curves
         handles, _ = main.get_legend_handles_labels()
         legend(figure, handles=handles, loc="outside lower center", ncols=2)
 

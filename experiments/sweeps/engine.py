@@ -281,8 +281,8 @@ def _check_metrics(sweep: Sweep, task: Mapping[str, Any], where: str) -> None:
         raise ValueError(f'{where}: better is missing: "higher" or "lower" values of {first.name}?')
     if tuned and first.on_split("validation", metrics) is None:
         raise ValueError(
-            f"{where}, tune: {tuned[0]} is chosen on validation rows, of which the task "
-            f"{sweep.task_name} measures no {first.name.partition('_')[2] or first.name}; it "
+            f"{where}, tune: {tuned[0]} is chosen on validation rows, but the task "
+            f"{sweep.task_name} has no validation_{first.name.partition('_')[2] or first.name}; it "
             f"measures {', '.join(metrics)}: leave tune out, or give the data validation rows"
         )
 
@@ -348,7 +348,7 @@ def _program(spec: RunSpec, population: Population, where: str) -> Hashable:
         sampler = build_sampler(spec, population)
         sampler.protected_unit(population)
         if spec.private and spec.l2_clip_norm is not None:
-            Mechanism(sampler, 1.0, spec.l2_clip_norm)  # refuses what float32 does not hold
+            Mechanism(sampler, 1.0, spec.l2_clip_norm)  # refuses scales beyond float32
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     size, several = sampler.padded_batch_size, sampler.accumulates

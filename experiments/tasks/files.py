@@ -127,7 +127,7 @@ def _with_header(path: Path, head: bytes, wanted: Sequence[str]) -> RowFile:
         }
     if "\0" in text[: text.find("\n") + 1 or None]:
         raise DataError(path, "byte 0x00 is not UTF-8 text", line=1)
-    # The first of those with the most wanted columns, and then the most columns.
+    # The first delimiter with the most wanted columns, then with the most columns.
     delimiter = max(headers, key=lambda d: (len({*wanted} & {*headers[d]}), len(headers[d])))
     if not headers[delimiter]:
         raise DataError(path, "begins with a blank line; expected a header of column names")

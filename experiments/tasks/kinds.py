@@ -85,7 +85,7 @@ class Number:
     missing: tuple[str, ...] = ()
     logarithmic: bool = True
     bounds: tuple[float, ...] = ()
-    """Public (low, high), to which a label is clipped, which is never missing."""
+    """Public (low, high), to which a label is clipped; a label is never missing."""
 
     @property
     def _expected(self) -> str:

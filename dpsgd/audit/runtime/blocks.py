@@ -1,9 +1,9 @@
 """Checks batches, steps and noise of the training loop's blocks.
 
 `train_blocks` runs the first steps of the remaining run, some in its middle, and its last, with a
-full block at both ends. The first and the last resume after one step at the run's own scales, which
-must equal the release of the drawn batch. Compared are the size of every batch, its
-number of marked rows, whose floats are NaN, and the noise of every step with that of key and step.
+full block at both ends. The first and the last segment resume after one step at the run's own
+scales, which must release the gradient of the drawn batch. Batches must have the drawn size and
+number of marked rows, whose floats are NaN, and steps the noise of their key and number.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ STEPS = "blocks use the keys, scales and steps of the run"
 FIRST = "the loop's first step releases the gradient of its batch"
 _COPIES = "every device has the same state"
 
-_SHORT = 2  # steps of a block, except for full ones at both ends, unless these cost seconds
-_LAST = 4  # last steps, if no block is full: one alone, and two blocks at least
-_MIDDLE = 5  # steps somewhere in the middle, of three blocks or more
+_SHORT = 2  # steps of a block; those at both ends are full unless that takes seconds
+_LAST = 4  # last steps, if no block is full: a single step, and at least two blocks
+_MIDDLE = 5  # steps in the middle, in at least three blocks
 _ATTEMPT = 1
-_WORK = 2**32  # coordinates of gradients formed in full blocks, at most
+_WORK = 2**32  # most coordinates of gradients that a full block computes
 
 
 def block_checks(probe: Probe) -> list[CheckResult]:
@@ -115,7 +115,7 @@ class _Blocks:
         self._all = range(probe.first_step, probe.mechanism.sampler.num_steps)
         work = size * probe.places * probe.layout.block_steps
         self._first = None if work <= _WORK else _SHORT  # period of the ends of the first blocks
-        self._last = None if 3 * work <= _WORK else _SHORT  # of the last ones
+        self._last = None if 3 * work <= _WORK else _SHORT  # period of the ends of the last blocks
         self._places = [
             np.asarray(indices)
             if k in (*probe.tables, *probe.frozen)
@@ -126,11 +126,11 @@ class _Blocks:
 
     def checks(self) -> list[CheckResult]:
         """Runs blocks, and returns their checks."""
-        steps, resumes = self._all, not self._probe.tables  # pending noise has no copies
+        steps, resumes = self._all, not self._probe.tables  # pending noise is not copied
         stop = steps.start + resumes + (self._first or self._probe.layout.block_steps)
         first = range(steps.start, min(steps.stop, stop))
         block_steps = self._probe.layout.block_steps
-        last_steps = _LAST  # or one alone, a full block, and the run's own last one
+        last_steps = _LAST  # or a single step, a full block, and the run's last block
         if self._last is None:
             last_steps = 2 + block_steps + (len(steps) - 1) % block_steps
         last = range(max(first.stop, steps.stop - last_steps), steps.stop)
@@ -145,7 +145,7 @@ class _Blocks:
             check = CheckResult(STEPS, False, self._dispatched.wrong_steps)
         elif check.passed and (unknown := self._unknown()):
             check = CheckResult.skipped(STEPS, f"noise not compared: {unknown}")
-        words = f"wrong in steps {self._differ}" if self._differ else "first and last steps"
+        words = f"it differs in steps {self._differ}" if self._differ else "first and last steps"
         first_check = CheckResult(FIRST, not self._differ, words)
         return [self._dispatched.check(detail), check, first_check]
 

@@ -31,10 +31,10 @@ ADJACENT = "sums over adjacent places add up"
 _ABOVE = 2.0**-7, 2.0**-4, 0.6  # excess of norms over C
 _FEW = 3  # examples of a large model
 _PLACES = 2**15  # coordinates of a release compared
-_TOGETHER = 2.0**-2  # of C: error of a batch, at most
-_PARTS = 32  # parts of the batch compared under a clip norm below all norms; 4 of a large model
+_TOGETHER = 2.0**-2  # largest error of a batch, in units of C
+_PARTS = 32  # parts of a batch compared with C below all norms; 4 for a large model
 _ADJACENT = 256  # places whose sums are added up, the first and the last
-_RAISED = range(0, 36, 5)  # powers of 2 by which C is raised until it clips nothing
+_RAISED = range(0, 36, 5)  # powers of 2 by which C is multiplied until nothing is clipped
 
 
 class _Look(NamedTuple):
@@ -273,7 +273,7 @@ class _Steps:
         slack = 8 * mechanism.noise_multiplier * (allowed + cast.max(initial=0.0)) * cast.size**0.5
         # One example adds at most C, however coarse its gradient is.
         if observed.length > clip * (1 + 1e-3 + 2 * cast.max(initial=0.0) + slack):
-            return f"one example adds {observed.length / clip:.4g} C"
+            return f"one example adds a sum of norm {observed.length / clip:.4g} C"
         counts = self._counts(look.members)
         huge = np.count_nonzero(np.isin(look.members, probe.huge))  # clipped, or left out
         error = self._error(counts, mechanism) + huge * clip * (1 + OWN_ERROR)

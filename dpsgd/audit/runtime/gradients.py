@@ -24,8 +24,8 @@ PyTree = Any
 OWN_ERROR = 2.0**-10
 """Least relative error of a gradient due to its own arithmetic."""
 
-_MOVES = 4, 16  # random moves of the parameters: of 2^8 unit roundoffs, and of fewer
-_FARTHEST = 2.0**-5  # relative size of a move, at most
+_MOVES = 4, 16  # random moves of the parameters by 2^8 unit roundoffs, and by fewer
+_FARTHEST = 2.0**-5  # largest relative size of a move
 _UNSTEADY = 2.0**-4  # of an example's norm: error above which it is left out
 
 
@@ -112,7 +112,7 @@ def why_no_gradients(probe: Probe, *, large: bool) -> str:
     """
     algorithm = probe.algorithm
     if algorithm.loss_fn is None:
-        return "the clipped sum has a rule of its own"
+        return "the algorithm has a clipped_sum but no loss_fn"
     if algorithm.takes_key and probe.mechanism.sampler.num_shards > 1:
         return "keys of a loss depend on the shard of a row"
     if probe.tables and large:
@@ -146,10 +146,10 @@ def _gradients(
     example = jax.tree.map(lambda x: x[0], (batch, *keys))
     unit = _coarsest(jax.make_jaxpr(lambda p, inputs: loss(p, *inputs))(params, example))
     size = 2.0**8 * unit
-    # Where a move has few unit roundoffs, the effects of a few may all cancel to less than one.
+    # Rounding may hide the effects of a few small moves, so more of these are made.
     size, moves = min(size, _FARTHEST), _MOVES[size > _FARTHEST]
     options = None
-    if jax.default_backend() == "cpu":  # it runs once: compiling is what it costs
+    if jax.default_backend() == "cpu":  # it runs once: compiling dominates
         options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     run = jax.jit(_of_examples, static_argnums=(0, 5), compiler_options=options)
     return run(loss, params, (batch, *keys), places, np.float32(size), moves), unit
@@ -165,7 +165,7 @@ def _of_examples(loss, params, batch, places, size, count):
     ]
 
     def gradient(of, move):
-        """Returns the gradient at moved parameters; move 0 is none."""
+        """Returns the gradient at moved parameters; move 0 leaves them unchanged."""
         step = jnp.where(move > 0, size, 0.0)
         moved = [
             (x * (1 + step * d[move - 1])).astype(x.dtype)

@@ -268,7 +268,7 @@ class Reader:
             outputs, faults = self.read(body, [*consts, *carry, *slices])
             rounds = list(zip(carry, outputs, strict=False))  # after these come a scan's own
             next_carry = [_either(x, _stale(y), STEP) for x, y in rounds]
-            if next_carry == carry and condition is not None:  # then what the trip count tells
+            if next_carry == carry and condition is not None:  # then labels of the trip count
                 test, of_test = condition
                 (predicate,), _ = self.read(test, [*of_test, *carry])
                 next_carry = [x.with_labels(_whence(predicate.labels, x.labels)) for x in carry]

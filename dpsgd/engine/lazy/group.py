@@ -62,7 +62,7 @@ class LazyTables:
             except (TypeError, ValueError):
                 raise TypeError(f"{name} of lazy tables must be a number, got {value!r}") from None
         rate = 0.0 if callable(self.learning_rate) else self.learning_rate
-        LinearSgd((rate,), self.momentum)  # refuses what is out of range
+        LinearSgd((rate,), self.momentum)  # refuses values out of range
 
     def of_run(self, num_steps: int) -> LinearSgd:
         """Returns the optimizer for a run of `num_steps` steps."""
@@ -273,8 +273,8 @@ class LazyRows:
             )
         if mechanism.sampler.accumulates:
             raise ValueError(
-                'lazy tables read the rows of a step once: take overflow="truncate", or another '
-                "sampler, in place of a step of several passes"
+                "lazy tables allow one pass per step, and this sampler may take several: use "
+                'overflow="truncate", or another sampler'
             )
         example = shapes_of_rows(rows, *mechanism.sampler.clipped_shape)
         return tuple(find_tables(self.loss_fn, params, example))

@@ -112,7 +112,7 @@ def _contract(subscripts: str, left: Array, right: Array, factor: norms.ClipFact
     flat = right.reshape(math.prod(right.shape[:-1]), right.shape[-1])
     scale = norms.magnitudes(norms.square_sums(flat))[:, None]
     right = (flat * (1.0 / scale)).reshape(right.shape)
-    # What is large is divided by M before it multiplies, and what is small multiplies first. Beyond
+    # Large values are divided by M before they are multiplied, small values after. Beyond
     # 2^127 the left vector is zero.
     scale = scale.reshape(*left.shape[:-1], 1)
     inverse = factor.inverse_scale.reshape(-1, *(1,) * (left.ndim - 1))

@@ -52,7 +52,7 @@ def train(question: Train) -> None:
 
 
 def _show_facts(question: Train) -> None:
-    """Prints facts about a run, on devices and rows that need not be there."""
+    """Prints facts about a run, with the assumed devices and rows of a dry run."""
     task, num_examples = question.subject, question.num_examples
     placement: Placement | int | None
     if num_examples is not None:

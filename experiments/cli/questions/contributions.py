@@ -64,7 +64,7 @@ class Choose(Question):
         if self.max_ratings is None and not self.caps:
             raise ValueError("--caps needs a number, or give --max-ratings")
         if self.max_ratings is not None and self.caps != type(self).caps:
-            raise ValueError("give --max-ratings, a public cap, or --caps, candidates, not both")
+            raise ValueError("give --max-ratings (a public cap) or --caps (candidates), not both")
         if self.max_ratings is None and self.cap_epsilon >= self.target_epsilon:
             raise ValueError(
                 f"--target-epsilon {self.target_epsilon} leaves nothing for the model, after "

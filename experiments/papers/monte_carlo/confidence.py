@@ -88,7 +88,7 @@ def _budget(num_samples: int, beta: float) -> float:
 
 
 def _solution(rising: Callable[[float], float], budget: float, low: float, high: float) -> float:
-    """Returns about the least number from `low` to `high` at which a function reaches a budget."""
+    """Returns the least x in [low, high], up to rounding, with rising(x) >= budget."""
     while low < (middle := 0.5 * (low + high)) < high:
         low, high = (low, middle) if rising(middle) >= budget else (middle, high)
     return high

@@ -61,7 +61,7 @@ def log_order_statistics(
     """
     r = np.asarray(ranks, dtype=np.int64)
     gaps = np.diff(r, prepend=0)
-    # 1 - y ~ Beta(gap, n - r + 1) is what is small, so it is what is drawn.
+    # 1 - y ~ Beta(gap, n - r + 1) is small, so it is drawn in place of y.
     return np.cumsum(np.log1p(-rng.beta(gaps, num_draws - r + 1.0, (size, r.size))), axis=1)
 
 

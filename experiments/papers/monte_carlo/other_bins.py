@@ -1,4 +1,4 @@
-"""Samples of all bins but the example's, whose own coordinate is integrated, and proved tails.
+"""Samples all bins except the example's, which is integrated, and proves tail bounds.
 
 X = dP/dQ is the mean of T independent log-normal variables of mean 1, bounded by its Laplace
 transform. Proofs: docs/explanation/monte-carlo-estimates.md and

@@ -32,7 +32,7 @@ from experiments.papers.monte_carlo.other_bins import other_bins_curve
 _ROUNDING = 1e-9
 """Relative slack for the rounding of closed forms that are printed as proved."""
 _SMALLEST = 1e-300
-"""Stands for smaller probabilities, which may have underflowed and are subtracted."""
+"""Lower limit of subtracted probabilities, which may have underflowed."""
 
 
 def max_event_lower_bound(
@@ -199,7 +199,7 @@ class MonteCarloProfile(Profile):
             yield mean, bound
 
     def answer(self, question: Question) -> Bound:
-        """Answers with a width that the number of samples decides."""
+        """Returns an interval whose width depends on the number of samples."""
         if question.wanted == "delta":
             [(_, bound)] = self.estimates([question.at])
             return bound

@@ -49,8 +49,8 @@ class ModelConfig(Record):
         check_power_of_two("max_buckets", self.max_buckets)
         if not self.embedding_dim and (self.interaction != "none" or not self.linear):
             raise ValueError(
-                f"embedding_dim=0 is for the linear model, and not for hidden={self.hidden} or "
-                f"interaction={self.interaction}; use another model, or set embedding_dim"
+                f"embedding_dim=0 is for the linear model, not for hidden={self.hidden} and "
+                f"interaction={self.interaction}; set embedding_dim, or use the model linear"
             )
 
     @property

@@ -289,7 +289,7 @@ class Clicks(ClickModels):
                     "sampler user-poisson needs the users of rows: name a store, from "
                     "`dpsgd prepare` with --user"
                 )
-            raise ValueError("the task clicks has no rows without data, a store")
+            raise ValueError("the task clicks needs data, a store from `dpsgd prepare`")
         return Store.open(self.data)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Writer of stores: a store is whole, or absent.
+"""Writer of stores: a store is complete, or absent.
 
 It is written into the sibling folder ``.NAME.partial``, which is renamed when all files are on the
 disk. A process that dies leaves that folder, unlocked; the next one that writes the same store

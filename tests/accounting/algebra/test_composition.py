@@ -47,7 +47,7 @@ def test_composition_agrees_with_all_outcomes_one_by_one(kind, counts, epsilon):
     exact = convolved([law for law, count in parts for _ in range(count)], epsilon)
     assert remove.delta(epsilon) == pytest.approx(exact[0], rel=2e-3, abs=1e-8)
     assert add.delta(epsilon) == pytest.approx(exact[1], rel=2e-3, abs=1e-8)
-    with pytest.raises(ValueError, match="of one step"):
+    with pytest.raises(ValueError, match="of equal step"):
         composed([(laws[0], 2), (kind.gaussian(2.0, 0.02), 1)], Point(1.0, epsilon))
 
 

@@ -59,5 +59,5 @@ def test_unfit_fields_are_refused_by_name(fields, why):
 def test_unfit_values_are_refused_at_their_place():
     with pytest.raises(ValueError, match=r"^here: a\[1\] must be an integer, got '5'$"):
         checked({"a": [0, "5"]}, dict[str, list[int]], "here")
-    with pytest.raises(TypeError, match="records hold nothing of the type"):
+    with pytest.raises(TypeError, match="records cannot hold values of the type"):
         checked((1, "a"), ClassVar[int], "here")

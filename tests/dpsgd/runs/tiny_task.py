@@ -243,7 +243,7 @@ def config_of(**settings):
 
 def run_and_stop(task, config, out):
     """Trains until SIGTERM after the second block, 16 of 30 steps."""
-    with ended(match="stopped at step 16 of 30, all of it saved"):
+    with ended(match="stopped at step 16 of 30; all is saved"):
         run(task, config, out)
     return out
 

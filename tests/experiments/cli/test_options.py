@@ -220,7 +220,7 @@ REFUSED = {
         "choose --target-epsilon 0.1": "0.1 leaves nothing for the model, after 0.1 for the choice",
         "choose --cap-epsilon -1": "--cap-epsilon must be a finite number > 0, got -1",
         "choose --cap-quantile 1.1": "--cap-quantile must be a finite number >= 0 and <= 1, got",
-        "choose --max-ratings 9 --caps 5": "give --max-ratings, a public cap, or --caps",
+        "choose --max-ratings 9 --caps 5": "give --max-ratings (a public cap) or --caps",
         "choose --caps": "--caps needs a number, or give --max-ratings",
         "sweep f.toml": "--out is missing: name the folder of the sweep, or give --dry-run",
         "sweep f.toml --private": "--out is missing: name the folder of the sweep, or give --dry-",

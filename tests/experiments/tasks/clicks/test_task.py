@@ -54,7 +54,7 @@ def test_sizes_are_the_preset_with_what_was_given(store):
         Clicks(store, max_buckets=3)
     with pytest.raises(ValueError, match="embedding_dim=0 is for the linear model"):
         Clicks(store, embedding_dim=0)
-    with pytest.raises(ValueError, match="interaction=dot; use another model"):
+    with pytest.raises(ValueError, match="interaction=dot; set embedding_dim"):
         Clicks(store, model="linear", interaction="dot")
 
 
