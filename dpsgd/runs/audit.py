@@ -16,7 +16,6 @@ from dpsgd.audit.report import UNSEEN, AuditReport, CheckResult
 from dpsgd.audit.runtime.releases import LARGE
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.programs import Parts, compilation
-from dpsgd.engine.sources import arrays_digest
 from dpsgd.gradients.rules import RULES, ClippingRule
 from dpsgd.runs.optimizer import optimizer
 from dpsgd.runs.spec import OPTIMIZERS, Optimizer
@@ -100,7 +99,6 @@ NOT_MADE = (
 )
 """Verdict of a run whose configuration turns the audit off."""
 
-_KNOWN = 2**26  # largest state, in bytes, whose audit report is cached
 _passed: dict[Hashable, AuditReport] = {}
 
 
@@ -139,20 +137,25 @@ def once(
 ) -> AuditReport:
     """Returns an audit's report, cached for equal audits of one executable.
 
-    Only reports that passed are cached, in this process and for states of at most `_KNOWN` bytes.
-    A task that was changed in place is audited again once its program is compiled again.
+    Parameters and learning rates are values of `state`: inputs of the executable, which change in
+    every step. An audit calls the executable with one state, and stands for all later steps; in the
+    same way it stands for runs of equal `key` that begin with other values.
+
+    Only reports that passed are cached, in this process. A task that was changed in place is
+    audited again once its program is compiled again.
 
     Args:
       make: Function that performs the audit.
-      state: Pytree of arrays that the audit reads, compared by value.
+      state: Pytree of arrays that the audit reads, compared by shapes and dtypes.
       program: Executable that trains; the cache does not keep it alive.
       key: Everything else that the audit depends on; without cache if its first entry is None.
     """
-    small = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) <= _KNOWN
-    if key[0] is None or not small:
+    if key[0] is None:
         return make()
+    leaves, structure = jax.tree.flatten(state)
+    shapes = structure, *map(jax.typeof, leaves)
     # Other settings of the compiler give another program.
-    key = Parts(*key), weakref.ref(program), arrays_digest(state), json.dumps(compilation())
+    key = Parts(*key), weakref.ref(program), shapes, json.dumps(compilation())
     if (cached := _passed.get(key)) is not None:
         return cached
     report = make()

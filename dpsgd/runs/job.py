@@ -166,7 +166,8 @@ class Training:
         """Audits the remaining steps; returns the verdict.
 
         The audit runs the run's compiled program on synthetic rows under separate keys, so that it
-        reveals nothing about a person. A process audits equal runs only once.
+        reveals nothing about a person. A process audits runs that differ only in the values of
+        their states once (`once`).
 
         Args:
           state: State with which the run resumes; None for its first state. With lazy tables the
@@ -198,11 +199,10 @@ class Training:
             run = self.algorithm, mechanism, state.params, rows()
             return audit_program(*run, state=state, layout=layout, root=root, delta=self.delta)
 
-        if int(state.step) < mechanism.sampler.num_steps:
+        if (step := int(state.step)) < mechanism.sampler.num_steps:
             progress("auditing the program and the sampler")
-            report = once(
-                program, state, block, (key, self.algorithm, mechanism, layout, self.delta)
-            )
+            claims = mechanism, layout, self.delta, step
+            report = once(program, state, block, (key, self.algorithm, *claims))
             checks += report.checks
             audited_parts += ["the compiled program", *["the draws"] * report.sampler_audited]
         if refinement is not None:
