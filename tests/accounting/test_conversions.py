@@ -94,15 +94,16 @@ def test_a_peer_inside_a_wide_interval_confirms_nothing(monkeypatch):
     assert sentence.endswith("inside our interval")
 
 
-def test_dp_accounting_contradicts_half_the_cost():
-    sentence = compare_with_peer(Cheap(1.0, 0.1, 20), 1e-5)
-    assert "contradicts our upper end: please report it" in sentence
-
-
-def test_peer_within_its_grid_above_our_end_is_pessimistic(monkeypatch):
-    monkeypatch.setattr(Cheap, "share", 0.999)
-    sentence = compare_with_peer(Cheap(1.0, 0.1, 20), 1e-5)
-    assert re.search("above our upper end by [0-9.]+; its estimate is pessimistic", sentence)
+@pytest.mark.parametrize(
+    ("share", "verdict"),
+    [
+        (0.5, "contradicts our upper end: please report it"),
+        (0.999, "above our upper end by [0-9.]+; its estimate is pessimistic"),
+    ],
+)
+def test_peer_above_our_end_is_pessimistic_or_contradicts_it(share, verdict, monkeypatch):
+    monkeypatch.setattr(Cheap, "share", share)
+    assert re.search(verdict, compare_with_peer(Cheap(1.0, 0.1, 20), 1e-5))
 
 
 def test_a_mechanism_without_an_event_is_refused():

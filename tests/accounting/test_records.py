@@ -124,14 +124,11 @@ def test_words_are_numbers_as_json_has_them(number):
 
 
 @pytest.mark.parametrize("word", ["46e6", "4.6e7", "46000000", "4.60e+07", "046e6"])
-def test_a_count_may_have_an_exponent(word):
+def test_a_count_is_a_whole_number_and_may_have_an_exponent(word):
     assert read(int, word, words=True) == 46_000_000
-
-
-@pytest.mark.parametrize("word", ["1.5e0", "46e-6", "1e999", "e6", "4.6"])
-def test_a_count_is_a_whole_number(word):
-    with pytest.raises(Refused):
-        read(int, word, words=True)
+    for fraction in ("1.5e0", "46e-6", "1e999", "e6", "4.6"):
+        with pytest.raises(Refused):
+            read(int, fraction, words=True)
 
 
 REFUSED = {

@@ -73,6 +73,7 @@ REFUSED = [
     (lambda: UnitTree.from_columns({"a": []}), "at least one example"),
     (lambda: UnitTree.from_columns({"a": [1], "b": [1, 2]}), "one value per example"),
     (lambda: cap_contributions([], 1), "one user for each example"),
+    (lambda: cap_contributions([3, 1, 2], 10**9), "max_contributions=1,000,000,000 for 3 users"),
     (lambda: cap_contributions([1, 2], 0), "max_contributions must be an integer >= 1"),
     (lambda: cap_contributions([1, 2], 1, keep="random"), 'keep="random" needs a seed'),
     (lambda: cap_contributions([1, 2], 1, seed=3), 'keep="first" takes none'),

@@ -17,6 +17,12 @@ from accounting.algebra.cells import (
 STEP = 0.3
 
 
+def exact_log_mass(edges, mean, scale):
+    ends = [(mpmath.mpf(e) - mpmath.mpf(mean)) / mpmath.mpf(scale) for e in edges]
+    low, high = ends if ends[0] < 0 else [-e for e in ends[::-1]]
+    return mpmath.log(mpmath.ncdf(high) - mpmath.ncdf(low))
+
+
 @pytest.mark.parametrize("narrow", [True, False])
 def test_cell_masses_are_as_exact_as_promised(narrow):
     rng = np.random.default_rng(1 + narrow)
@@ -28,9 +34,7 @@ def test_cell_masses_are_as_exact_as_promised(narrow):
         left = mean + rng.uniform(-36, 36) * scale
         edges = np.array([left, left + width * scale])
         with mpmath.workdps(60):
-            ends = [(mpmath.mpf(e) - mpmath.mpf(mean)) / mpmath.mpf(scale) for e in edges]
-            low, high = ends if ends[0] < 0 else [-e for e in ends[::-1]]
-            exact = mpmath.log(mpmath.ncdf(high) - mpmath.ncdf(low))
+            exact = exact_log_mass(edges, mean, scale)
             error = abs(exact - mpmath.mpf(float(log_normal_cells(edges, mean, scale)[0])))
         if exact > -690:
             loosest = max(loosest, float(error / normal_drift(edges, mean, scale)[0]))
@@ -47,11 +51,7 @@ def test_conditional_means_are_as_good_as_promised(deviation):
         masses = [log_normal_cells(edges, mean, deviation) for mean in (-half, half)]
         mean, error = log_tilted_means(edges, *masses, deviation)
         with mpmath.workdps(60):
-            exact = []
-            for at in (half, -half):
-                ends = [(mpmath.mpf(e) - mpmath.mpf(at)) / mpmath.mpf(deviation) for e in edges]
-                low, high = ends if ends[0] < 0 else [-e for e in ends[::-1]]
-                exact.append(mpmath.log(mpmath.ncdf(high) - mpmath.ncdf(low)))
+            exact = [exact_log_mass(edges, at, deviation) for at in (half, -half)]
             assert abs(exact[0] - exact[1] - mpmath.mpf(float(mean[0]))) <= error[0]
 
 
