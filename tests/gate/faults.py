@@ -357,13 +357,15 @@ def measure(seconds):
 
 
 def check():
-    """Plants the recorded mutants again, and returns those that were caught and are not now."""
+    """Plants the recorded mutants again; returns those that are gone, or no longer caught."""
     tests, lost, sound = quick_tests(), [], {}
     with planted_tree() as folder:
         for mutant in read("faults"):
             place = folder / mutant["file"]
             if not place.exists() or place.read_text().count(mutant["old"]) != 1:
-                print(f"gone: {mutant['kind']} in {mutant['file']}")
+                lost.append(
+                    f"{mutant['file']}: {mutant['old'].strip()!r} is gone: renew its record"
+                )
             elif mutant["caught"] and not catcher(mutant, folder, tests, sound):
                 lost.append(f"{mutant['file']}: {mutant['new'].strip()!r}, by {mutant['caught']}")
     return lost
