@@ -1,5 +1,6 @@
 """Claims about composition by tilted FFT: its certified errors hold the truth."""
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -59,6 +60,13 @@ def lower_law(masses, drift=0.0):
     return LowerLoss(step=0.25, base=-1.0, masses=masses, partners=masses.copy(), drift=drift)
 
 
+def composed_loss(law, count, tilt):
+    """Composes equal releases between two that release nothing, and have no errors."""
+    ones = {name: np.ones(1) for name in ("masses", "partners") if hasattr(law, name)}
+    nothing = dataclasses.replace(law, base=0.0, drift=0.0, shift=0.0, **ones)
+    return type(law).compose([(nothing, 1), (law, count), (nothing, 1)], tilt)
+
+
 def exact_power(masses, count):
     power = [Fraction(1)]
     for _ in range(count):
@@ -102,8 +110,8 @@ def test_masses_far_below_the_transform_s_own_error_are_bounded(count, seed):
     masses /= masses.sum()
     exact = exact_power(masses, count)
     for tilt in (1e-3, 5.0):
-        above = UpperLoss.compose([(upper_law(masses), count)], tilt)
-        below = LowerLoss.compose([(lower_law(masses), count)], tilt)
+        above = composed_loss(upper_law(masses), count, tilt)
+        below = composed_loss(lower_law(masses), count, tilt)
         for high, value in zip(above.masses, window(above, count, exact), strict=True):
             assert value <= Fraction(float(high)) * (1 + Fraction(2 * above.drift))
         pairs = zip(below.masses, below.partners, window(below, count, exact), strict=True)
@@ -118,8 +126,8 @@ def test_rare_losses_of_many_releases_are_sharp(tilt):
     """The atom of no loss has all of the mass but 3e-5: far more than what errors may hide."""
     count, rare = 30_000, 1e-9
     masses = np.array([1.0 - rare, *[0.0] * 6, rare])
-    above = UpperLoss.compose([(upper_law(masses), count)], tilt)
-    below = LowerLoss.compose([(lower_law(masses), count)], tilt)
+    above = composed_loss(upper_law(masses), count, tilt)
+    below = composed_loss(lower_law(masses), count, tilt)
     for k in range(3):
         chances = math.comb(count, k), Fraction(rare) ** k, Fraction(masses[0]) ** (count - k)
         exact = math.prod(map(Fraction, chances))
@@ -136,8 +144,8 @@ def test_roundings_of_the_tilt_s_exponents_are_part_of_the_drift():
     few = np.random.default_rng(5).uniform(0.5, 1.0, 12)
     masses = np.concatenate([np.zeros(start), few])
     exact = exact_power(few, count)
-    above = UpperLoss.compose([(upper_law(masses), count)], tilt)
-    below = LowerLoss.compose([(lower_law(masses), count)], tilt)
+    above = composed_loss(upper_law(masses), count, tilt)
+    below = composed_loss(lower_law(masses), count, tilt)
     # Where the tilted masses are: there the transform's error is the smallest.
     for k in range(len(exact) - 5, len(exact)):
         at = np.flatnonzero(np.abs(above.loss - (0.25 * (count * start + k) - count)) < 0.1)
@@ -147,7 +155,8 @@ def test_roundings_of_the_tilt_s_exponents_are_part_of_the_drift():
         assert high <= low * (1 + 1e-7)
 
 
-def test_errors_of_one_release_s_masses_are_carried_through():
+@pytest.mark.parametrize("wrong", ["masses", "losses"])
+def test_errors_of_one_release_s_law_are_carried_through(wrong):
     true = np.full(16, 1.0 / 16.0)
     count, epsilon, error = 3, 0.2, 1e-3
     exact = exact_power(true, count)
@@ -156,16 +165,20 @@ def test_errors_of_one_release_s_masses_are_carried_through():
         for k, value in enumerate(exact)
         if -count + 0.25 * k > epsilon
     )
-    less = upper_law(true * (1.0 - error), 1.1 * error)
-    more = lower_law(true * (1.0 + error), 1.1 * error)
-    assert LowerLoss.compose([(more, count)], 2.0).delta(epsilon) <= delta
-    assert delta <= UpperLoss.compose([(less, count)], 2.0).delta(epsilon)
+    if wrong == "masses":
+        less = upper_law(true * (1.0 - error), 1.1 * error)
+        more = lower_law(true * (1.0 + error), 1.1 * error)
+    else:
+        less = dataclasses.replace(upper_law(true), base=-1.0 - error, shift=1.1 * error)
+        more = dataclasses.replace(lower_law(true), base=-1.0 + error, shift=1.1 * error)
+    assert composed_loss(more, count, 2.0).delta(epsilon) <= delta
+    assert delta <= composed_loss(less, count, 2.0).delta(epsilon)
 
 
 def test_mass_above_the_window_is_counted():
     masses, count = np.zeros(256), 2000
     masses[[0, 255]] = 0.5
-    above = UpperLoss.compose([(upper_law(masses, base=-32.0), count)], 1e-9)
+    above = composed_loss(upper_law(masses, base=-32.0), count, 1e-9)
     last = above.loss[-1] + 1.0
     steps = [-32.0 * count + 0.25 * 255 * k for k in range(count + 1)]
     truth = sum(

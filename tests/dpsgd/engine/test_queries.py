@@ -122,6 +122,7 @@ def test_two_releases_never_share_noise_but_under_one_seed():
         ({"a": np.arange(4.0)}, {"a": np.arange(4.0)[::-1]}),
         ([np.zeros(1), np.zeros(0)], [np.zeros(0), np.zeros(1)]),
         ([jnp.zeros(2, jnp.bfloat16)], [jnp.ones(2, jnp.bfloat16)]),
+        ([np.arange(2**24 + 1) < 0], [np.arange(2**24 + 1) == 2**24]),
     ],
 )
 def test_what_is_not_the_same_has_another_digest(one, two):

@@ -114,8 +114,9 @@ def stopped(at=8, terms=TERMS):
     """A folder of one attempt that stopped cleanly."""
     folder = Folder(terms)
     for first in range(0, at, 4):
-        folder.append({"declare": [first, first + 4]})
-        folder.saved.insert(0, saved_at(first + 4, 0, folder.history.head))
+        stop = min(first + 4, at)
+        folder.append({"declare": [first, stop]})
+        folder.saved.insert(0, saved_at(stop, 0, folder.history.head))
     folder.stop = Stop(folder.history.name, at, 2, 2**200 + 7)
     return folder
 
@@ -220,7 +221,8 @@ def test_an_own_part_never_changes_once_steps_are_declared(name, mechanism):
     terms = dataclasses.replace(TERMS, plan=Segment(mechanism))
     folder = Folder(terms)
     assert decided(folder, drawing="another") == NewAttempt()
-    for folder in (stopped(terms=terms), stopped(12, terms)):  # 12: only the report is missing
+    for at in (1, 8, 12):  # 12: only the report is missing
+        folder = stopped(at, terms)
         assert decided(folder) == Continue(folder.stop if folder.stop.step < 12 else None)
         folder.append({"attempt": 1, "first_step": folder.stop.step})
         for changes in ({}, {"stop": None}, {"saved": None}):

@@ -413,19 +413,20 @@ def test_nothing_is_declared_in_a_ledger_that_lost_its_place(path, replaced):
         assert ledger.history.attempts[0].steps == range(0, 16)
 
 
-def test_a_declaration_is_on_the_disk_when_it_returns(path, monkeypatch):
-    synced = []
-    fsync = os.fsync
+def test_a_ledger_and_its_lines_are_on_the_disk_on_return(path, monkeypatch):
+    synced, sizes, fsync = [], [0], os.fsync
 
     def watched(descriptor):
-        synced.append(os.fstat(descriptor).st_size)
+        synced.append((os.fstat(descriptor).st_ino, path.stat().st_size))
         fsync(descriptor)
 
-    declared(path)
-    with Ledger.open(path) as ledger:
-        monkeypatch.setattr(os, "fsync", watched)
-        ledger.declare(range(16, 24))
-    assert synced == [path.stat().st_size]
+    monkeypatch.setattr(os, "fsync", watched)
+    with Ledger.create(path, terms()) as ledger:
+        sizes.append(path.stat().st_size)
+        ledger.declare(range(8))
+        sizes.append(path.stat().st_size)
+    files = path.parent, path, path  # the folder has the name of the empty file
+    assert synced == [(file.stat().st_ino, size) for file, size in zip(files, sizes, strict=True)]
 
 
 def test_a_million_declared_steps_are_read_quickly(path):

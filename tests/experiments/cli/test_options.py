@@ -225,6 +225,8 @@ REFUSED = {
         "sweep f.toml": "--out is missing: name the folder of the sweep, or give --dry-run",
         "sweep f.toml --private": "--out is missing: name the folder of the sweep, or give --dry-",
         "results a --by x": "--by needs --x, its axis",
+        "compare --num-examples 9 --batch-size 3 --learning-rate 1":
+            "--learning-rate changes no privacy cost; leave it out, or pass --train STORE",
         "report a --out {tmp}/a.html --by x": "--by is about labelled rows: name them with --data",
     },
     PRICE: {
