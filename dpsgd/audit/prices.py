@@ -106,12 +106,12 @@ def cost_checks(
         profiles = [sampler.privacy(sigma), sampler.privacy(2 * sigma)]
         profiles += [sampler.privacy_of(sigma, steps) for steps in attempts]
         costs = [profile.epsilon(delta) for profile in profiles]
+        least = _least_cost(sampler, sigma, segment, delta)
     except Exception as error:  # what the user's class raises
         return [CheckResult(COSTS, False, f"{type(error).__name__}: {error}")]
     full_run, quiet, short, long, once, twice = costs
     proved = all(0 <= cost.lower <= cost.upper and cost.confidence == 1 for cost in costs)
     falls, grows = quiet.upper <= _above(full_run), full_run.lower <= once.upper <= _above(twice)
-    least = _least_cost(sampler, sigma, segment, delta)
     grows &= least.lower <= short.upper <= _above(long) and long.lower <= once.upper
     return [
         CheckResult(COSTS, proved, f"{full_run}"),
@@ -144,8 +144,13 @@ def _least_cost(sampler: BatchSampler, sigma: float, segment: range, delta: floa
     rates = np.broadcast_to(rates, (examples.size, compared.size))
     rate = float(rates.max())
     steps = 1 if law.once else int((rates == rate).sum(axis=1).max())
-    if isinstance(sampler, CappedBatchSampler) and sampler.truncates:
-        rate *= -math.expm1(sampler.cap(sampler.shard_batch_size).log_dropped_if_drawn())
+    cap = sampler.shard_batch_size
+    if isinstance(sampler, CappedBatchSampler):
+        if sampler.truncates:
+            rate *= -math.expm1(sampler.cap(cap).log_dropped_if_drawn())
+    elif type(sampler).passes is not BatchSampler.passes:
+        # It may cut batches to the cap: of X rows, of mean <= 1 + b, a share min(1, cap / X) stays.
+        rate *= cap / (cap + 1 + sampler.expected_batch_size / sampler.num_shards)
     return PoissonProfile(sigma, rate, steps).epsilon(delta) if rate > 0 else Bound(0.0, 0.0)
 
 

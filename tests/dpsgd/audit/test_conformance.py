@@ -159,11 +159,14 @@ def free_the_second_time(self, sigma, attempts, **how):
     return Poisson.privacy_of(self, len(attempts) * sigma, attempts, **how)
 
 
-def free_within_an_epoch(self, sigma, attempts, **how):
-    """A cost of ten times the noise where one attempt begins and ends inside an epoch."""
-    (steps,) = attempts if len(attempts) == 1 else ((),)
-    inside = 0 < len(steps) < self.steps_per_epoch
-    return super(type(self), self).privacy_of((1 + 9 * inside) * sigma, attempts, **how)
+def free_of(selected):
+    """A cost of ten times the noise where all steps are one range of a selected length."""
+
+    def privacy_of(self, sigma, attempts, **how):
+        noise = sigma * (1 + 9 * (len(attempts) == 1 and selected(self, len(attempts[0]))))
+        return super(type(self), self).privacy_of(noise, attempts, **how)
+
+    return privacy_of
 
 
 def raising(self, sigma, attempts, **how):
@@ -181,7 +184,14 @@ FAULTY_SAMPLERS = {
     "SaidToBeApart": {"separation": 7},
     "DearerWithNoise": {"privacy": dearer_with_noise},
     "FreeTheSecondTime": {"privacy_of": free_the_second_time},
-    "FreeWithinAnEpoch": {"privacy_of": free_within_an_epoch},
+    "FreeWithinAnEpoch": {"privacy_of": free_of(lambda self, n: n < self.steps_per_epoch)},
+    "FreeWithoutItsEnds": {
+        "privacy_of": free_of(lambda self, n: self.steps_per_epoch < n < self.num_steps)
+    },
+    "FreeAsAWhole": {
+        "privacy": lambda self, sigma: Poisson.privacy(self, 10 * sigma),
+        "privacy_of": free_of(lambda self, n: n == self.num_steps),
+    },
     "Estimated": {"privacy": lambda self, sigma: Guess()},
     "Raising": {"privacy_of": raising},
 }
@@ -195,7 +205,7 @@ def test_faulty_samplers_are_refused(members):
 
 
 def test_a_known_order_that_is_free_within_an_epoch_is_refused():
-    kind = type("Faulty", (Deterministic,), {"privacy_of": free_within_an_epoch})
+    kind = type("Faulty", (Deterministic,), FAULTY_SAMPLERS["FreeWithinAnEpoch"])
     with pytest.raises(AssertionError, match="its cost grows with the steps"):
         check_sampler(kind(1_000, 10, 3))
 
@@ -275,11 +285,30 @@ def test_noise_of_too_many_bands_is_refused_at_any_price():
         check_noise(cheap, sampler=Deterministic(16, 8, 12))
 
 
-def test_audit_prices_an_own_noise_at_the_run_s_settings():
-    noise = faulty(Independent, **cheap_under(Poisson, 0.4))()
-    mechanism = Mechanism(Poisson(64, 8), 0.3, 0.5, noise)
-    report = audit_program(dpsgd(loss, optax.sgd(0.1)), mechanism, PARAMS, ROWS)
-    assert [check.name for check in report.checks if not check.passed] == [PRICE]
+@dataclasses.dataclass(frozen=True)
+class CheapAtOneDelta:
+    """A cost that is too low at delta 1e-3 alone."""
+
+    profile: object
+
+    def epsilon(self, delta, *tolerance):
+        return self.profile.epsilon(0.1 if delta == 1e-3 else delta, *tolerance)
+
+
+def test_audit_prices_own_parts_at_the_run_s_settings():
+    def privacy(self, sampler, sigma):
+        cost = sampler.privacy(sigma)
+        return CheapAtOneDelta(cost) if sigma < 0.4 else cost
+
+    def privacy_of(self, sigma, attempts, **how):
+        return CheapAtOneDelta(Deterministic.privacy_of(self, sigma, attempts, **how))
+
+    sampler = faulty(Deterministic, privacy_of=privacy_of)(64, 8)
+    mechanism = Mechanism(sampler, 0.3, 0.5, faulty(Independent, privacy=privacy)())
+    program = dpsgd(loss, optax.sgd(0.1)), mechanism, PARAMS, ROWS
+    for delta, failed in ((1e-4, []), (1e-3, [PRICE, "its cost grows with the steps"])):
+        report = audit_program(*program, delta=delta)
+        assert [check.name for check in report.checks if not check.passed] == failed
 
 
 def test_a_rule_is_checked_on_parameters_that_its_groups_match():

@@ -1,0 +1,64 @@
+"""Stated costs of segments are held against that of one example whose fellows' gradients are 0."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from accounting import PoissonProfile
+from dpsgd.audit.prices import cost_checks
+from samplers import BallsAndBins, EpochSampler, Poisson
+
+SIZES = 640, 32, 4
+RATE, STEPS = 0.05, 20
+SEGMENT = range(6, 12)  # the middle of the first epoch
+
+
+def kept(cap):
+    """Probability that a drawn example survives a cut, by the sizes of all other batches."""
+    others = np.arange(640)
+    return np.minimum(1.0, cap / (1 + others)) @ stats.binom.pmf(others, 639, RATE)
+
+
+@dataclass(frozen=True)
+class Trimmed(EpochSampler):
+    """A sampler that cuts its Poisson batches to half of their mean, by `passes` of its own."""
+
+    padded_batch_size = 16
+
+    def passes(self, members, seed, step, shard=0):
+        return [np.sort(np.random.default_rng([seed % 2**128, step]).permutation(members)[:16])]
+
+    def privacy(self, noise_multiplier):
+        return PoissonProfile(noise_multiplier, RATE * kept(16), self.num_steps)
+
+    def row_law(self):
+        return Poisson(*SIZES).row_law()
+
+    def participations(self, seed, epoch, chunk):
+        return Poisson(*SIZES).participations(seed, epoch, chunk)
+
+
+BUSIEST = {
+    "poisson": (Poisson(*SIZES), RATE, 6),
+    "cut to a cap": (Poisson(*SIZES, max_batch_size=32), RATE * kept(32), 6),
+    "cut by itself": (Trimmed(*SIZES), RATE * kept(16), 6),
+    "cycles": (Poisson(*SIZES, cycle_length=4), 4 * RATE, 2),
+    "bins": (BallsAndBins(*SIZES), RATE, 1),
+}
+"""Sampler, and the rate and number of steps of the busiest example of the segment."""
+
+
+@pytest.mark.parametrize(("sampler", "rate", "steps"), BUSIEST.values(), ids=BUSIEST)
+def test_a_segment_may_cost_what_its_busiest_example_does(sampler, rate, steps):
+    for noise, passed in ((1.0, True), (2.0, False)):
+
+        def privacy_of(self, sigma, attempts, noise=noise, **how):
+            if [*attempts] == [SEGMENT]:
+                return PoissonProfile(noise, rate, steps)
+            return type(sampler).privacy_of(self, sigma, attempts, **how)
+
+        kind = dataclass(frozen=True)(type("Own", (type(sampler),), {"privacy_of": privacy_of}))
+        checks = cost_checks(kind(**vars(sampler)), 1.0, delta=1e-3)
+        assert all(check.passed for check in checks) == passed, checks
