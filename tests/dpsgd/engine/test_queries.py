@@ -13,7 +13,7 @@ from scipy import stats
 from dpsgd import Mechanism
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import queries
-from dpsgd.engine.queries import Refinement, read_rows, refine
+from dpsgd.engine.queries import Refinement, read_rows, refine, refinement_of
 from dpsgd.engine.sources import arrays_digest
 from samplers import BallsAndBins, Poisson
 from tests.dpsgd.mixing import shared
@@ -144,6 +144,13 @@ def test_refinement_that_sees_other_rows_is_refused_beforehand(means, message):
     with pytest.raises(ValueError, match=message):
         released(means, declare=declared.append)
     assert not declared
+
+
+def test_a_calibration_is_of_the_kind_for_which_its_sums_were_chosen():
+    assert refinement_of(Means(), mechanism(), "platt") == Means()
+    for offered, kind in ((Means(), "affine"), (None, "platt")):
+        with pytest.raises(ValueError, match=f"calibration is {kind}, but .* offers"):
+            refinement_of(offered, mechanism(), kind)
 
 
 def test_rows_are_read_in_parts_as_they_are_at_once(monkeypatch):

@@ -16,6 +16,7 @@ from tiny_task import (
     calibrated,
     config_of,
     few_rows_are_calibrated,
+    kinds,
     line,
     words,
 )
@@ -292,6 +293,7 @@ UNFIT = [
     (words, {"train": "logit"}, ".*'logit' matches no parameter; choose among table, w"),
     (Line(rows=0), {}, ".*equally many rows, one per example, got 0"),
     (Line(rows=10), {}, ".*batch"),
+    (words, {"tables": "lazy", "sampler": BINS(**SIZES, cycle_length=11)}, "cycle_length must"),
     (Wrong(recommended={"epochs": 3}), {"learning_rate": None}, ".*dpsgd.Settings, got dict"),
     (Wrong(recommended=Settings(learning_rate=math.nan)), {"learning_rate": None}, "learning_rate"),
 ]
@@ -439,6 +441,7 @@ CALIBRATED = {
     "given": (calibrated, {"calibration": "platt"}, SUMS, "platt", ""),
     "left out": (calibrated, {"calibration": "none"}, SUMS, "none", ""),
     "not offered": (line, {}, SUMS, "none", "the task, a Line, offers none"),
+    "of another kind": (kinds, {}, SUMS, "temperature", "the task, a Kinds, offers temperature"),
     "not private": (calibrated, NO_NOISE, SUMS, "none", "without privacy nothing is clipped"),
     "few rows": (calibrated, {}, None, "none", "on 160 training rows, at epsilon .*calibration's"),
 }
