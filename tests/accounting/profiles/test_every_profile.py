@@ -75,26 +75,22 @@ def test_every_public_profile_is_here():
     assert public - {PrivacyProfile} <= {type(make(1.0)) for make, _ in PROFILES.values()}
 
 
+QUESTIONS = [Question("epsilon", DELTA)]
+QUESTIONS += [Question("delta", at) for at in (0.0, 1e-6, 0.02, 0.3, 1.0)]
+
+
 @EVERY
-def test_interval_is_as_narrow_as_promised_or_says_why(name):
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: f"{one.wanted}-{one.at}")
+def test_interval_is_as_narrow_as_promised_or_says_why(name, question):
     make, loose = PROFILES[name]
     assert isinstance(make(1.0), PrivacyProfile)
-    bound = bound_of(name, 1.0)
+    bound = question.ask(make(1.0))
     assert 0.0 < bound.lower <= bound.upper < 20.0
+    assert {type(bound.lower), type(bound.upper), type(bound.confidence)} == {float}
     assert bound.confidence == 1.0
+    assert bound.note or bound.width <= question.width(bound)
     if not loose:
         assert bound.width <= 1e-3 * min(1.0, bound.upper)
-        assert not bound.note
-
-
-@EVERY
-@pytest.mark.parametrize("at", [0.0, 1e-6, 0.02, 0.3])
-def test_delta_is_as_sharp_at_every_epsilon_or_says_why(name, at):
-    make, loose = PROFILES[name]
-    bound = make(1.5).delta(at)
-    assert 0.0 < bound.lower <= bound.upper < 1.0
-    if not loose:
-        assert bound.width <= 1e-3 * bound.upper
         assert not bound.note
 
 
@@ -159,15 +155,6 @@ RECORDS = [name for name, (make, _) in PROFILES.items() if isinstance(make(1.0),
 def test_values_outside_their_annotations_are_refused_by_name(name):
     zero = [] if name == "units" else [0]  # a leaf may have no siblings
     assert_refused(PROFILES[name][0](1.0), *zero, -1, 2**64)
-
-
-@EVERY
-def test_wide_bounds_have_a_note_and_ends_are_floats(name):
-    profile = PROFILES[name][0](1.0)
-    for question in (Question("epsilon", DELTA), Question("delta", 0.0), Question("delta", 1.0)):
-        bound = question.ask(profile)
-        assert bound.note or bound.width <= question.width(bound)
-        assert {type(bound.lower), type(bound.upper), type(bound.confidence)} == {float}
 
 
 @EVERY
