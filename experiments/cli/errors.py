@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 from dpsgd.runs.stop import INTERRUPTED, STOPPED, Stopped, interrupts
 
@@ -32,9 +34,9 @@ UNREAD = 128 + signal.SIGPIPE
 def in_one_line(program: str, run: Callable[[], int]) -> int:
     """Runs a command and prints its error in one line.
 
-    The status is 2 for bad input, `STOPPED` for a run that was asked to stop, and `INTERRUPTED`
-    for Ctrl-C elsewhere. If DPSGD_TRACEBACK is set in the environment, the error is raised with its
-    traceback.
+    The status is 2 for bad input and for errors in modules of the current folder, `STOPPED` for a
+    run that was asked to stop, and `INTERRUPTED` for Ctrl-C elsewhere. If DPSGD_TRACEBACK is set in
+    the environment, the error is raised with its traceback.
 
     Args:
       program: Name of the program, which begins the line.
@@ -70,7 +72,17 @@ def _line_of(error: BaseException, interrupted: bool) -> tuple[int, str | None]:
         return STOPPED, str(error)
     if interrupted or isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
-    return 2, mendable(error)
+    return 2, mendable(error) or _in_own_code(error)
+
+
+def _in_own_code(error: BaseException) -> str | None:
+    """Returns the place and the text of an error in a module of the current folder, or None."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).parent == Path.cwd()]
+    if not own:
+        return None
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name}: {text}"
 
 
 def mendable(error: BaseException) -> str | None:

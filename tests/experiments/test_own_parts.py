@@ -17,6 +17,7 @@ from samplers.settings import SETTINGS
 PROGRAM = """
 from dataclasses import dataclass, field
 
+import numpy as np
 import optax
 
 from dpsgd import BandedToeplitz, Independent, Noise, Optimizer
@@ -106,6 +107,18 @@ class CheapBatches(Poisson):
 @dataclass(frozen=True)
 class Unpriced(Noise):
     pass
+
+
+@dataclass(frozen=True)
+class Raising(Independent):
+    def whiten(self, noises):
+        return noises @ noises.nowhere
+
+
+@dataclass(frozen=True)
+class RaisingBatches(Poisson):
+    def participations(self, seed, epoch, chunk):
+        return np.asarray(len(epoch))
 
 
 class Bare:
@@ -216,6 +229,23 @@ def test_no_command_prints_a_price_below_the_cost(name, part, kind, check, comma
     monkeypatch.setattr("experiments.figures.comparison.each", map)
     line = command.refuses(*words_of(name, kind, f"own_parts:{part}").split())
     assert check in line
+
+
+RAISING = {
+    "Raising": (
+        "noise",
+        "own_parts.py, line {}, in whiten: AttributeError: 'numpy.ndarray' object",
+    ),
+    "RaisingBatches": ("sampler", "own_parts.py, line {}, in participations: TypeError: object of"),
+}
+
+
+@pytest.mark.parametrize("part", RAISING)
+def test_an_error_of_an_own_part_is_one_line_with_its_place(part, command):
+    kind, told = RAISING[part]
+    words = words_of("train", kind, f"own_parts:{part}").replace("store", "--task ratings", 1)
+    last = PROGRAM[: PROGRAM.index("\n\n\n", PROGRAM.index(f"class {part}("))].count("\n") + 1
+    assert told.format(last) in command.refuses(*words.split(), "--no-audit", "--begin")
 
 
 @pytest.mark.parametrize("kind", OWN)
