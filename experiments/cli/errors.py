@@ -77,12 +77,17 @@ def _line_of(error: BaseException, interrupted: bool) -> tuple[int, str | None]:
 
 def _in_own_code(error: BaseException) -> str | None:
     """Returns the place and the text of an error in a module of the current folder, or None."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).parent == Path.cwd()]
-    if not own:
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).parent == Path.cwd()
+    ]
+    if not frames:
         return None
-    text = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name}: {text}"
+    message = f"{type(error).__name__}: {error}".partition("\n")[0]
+    innermost = frames[-1]
+    file_name = Path(innermost.filename).name
+    return f"{file_name}, line {innermost.lineno}, in {innermost.name}: {message}"
 
 
 def mendable(error: BaseException) -> str | None:
