@@ -23,8 +23,8 @@ from accounting.releases import with_gaussian_release
 PROFILES = [
     GaussianProfile(0.7),
     GaussianProfile(2.0),
-    BallsAndBinsProfile(0.5, 20),
-    BallsAndBinsProfile(1.0, 5, epochs=2),
+    BallsAndBinsProfile(1.0, 20),
+    pytest.param(BallsAndBinsProfile(1.0, 5, epochs=2), marks=pytest.mark.long),
 ]
 
 

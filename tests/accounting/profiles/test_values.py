@@ -41,9 +41,9 @@ NARROW = [
     (BallsAndBinsProfile(0.055, 2), 1e-18, 323.003648, 323.003650),
     (BallsAndBinsProfile(0.06, 2), 1e-22, 299.771795, 299.771797),
     (BallsAndBinsProfile(1e8, 2), 1e-5, 0.0, 1e-6),
-    (BallsAndBinsProfile(1e8, 1000), 1e-9, 0.0, 1e-6),
+    long(BallsAndBinsProfile(1e8, 1000), 1e-9, 0.0, 1e-6),
     (BallsAndBinsProfile(0.05, 10**7), 1e-5, 268.273, 268.275),
-    (BallsAndBinsProfile(0.02, 1000), 1e-280, 3031.50, 3031.52),
+    long(BallsAndBinsProfile(0.02, 1000), 1e-280, 3031.50, 3031.52),
     (BallsAndBinsProfile(0.7, 100), 1e-250, 44.564, 44.566),
     (BallsAndBinsProfile(60.0, 20, 2), 1e-8, 0.02262, 0.02264),
     (BallsAndBinsProfile(1000.0, 20), 1e-8, 7.975e-4, 7.98e-4),
@@ -75,9 +75,9 @@ LOOSE = [
     ),
     (MultistageProfile(1885.5, 68, (1, 1, 1), (6, 1, 109)), DELTA, 0.0, 0.0),
     (UserPoissonProfile(0.5, 850, 0.0064, 2), 7.7e-8, 23.0632, 23.0654),
-    (UserPoissonProfile(1.0, 1000, 1e-3, 2), 1e-20, 5.09852, 5.09906),
+    long(UserPoissonProfile(1.0, 1000, 1e-3, 2), 1e-20, 5.09852, 5.09906),
     (MultistageProfile(0.6, 5000, (1,), (200,)), 1e-8, 84.3070, 85.1033),
-    (MultistageProfile(1.0, 1000, (1,), (100,)), 1e-300, 85.5437, 1670.88),
+    long(MultistageProfile(1.0, 1000, (1,), (100,)), 1e-300, 85.5437, 1670.88),
     (MultistageProfile(1.0, 1000, (1, 5), (100, 10)), 1e-6, 17.2675, 18.1689),
     (UnitsThenPoissonProfile(0.5, 1000, 0.1, 0.1), 1e-6, 15.4802, 35.9910),
     (UserPoissonProfile(0.01, 10, 0.1, 5), 1e-6, 0.0, 1.25752e6),
@@ -279,7 +279,7 @@ def test_lower_end_of_shuffling_is_of_a_pair_or_of_redrawn_bins():
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("steps", [2, 10, 100])
 def test_bins_cost_at_most_shuffling_and_that_a_known_order(steps, epochs):
-    for sigma, delta in itertools.product([0.5, 0.8, 2.5], [1e-4, 1e-8]):
+    for sigma, delta in itertools.product([0.5, 2.5], [1e-4, 1e-8]):
         bins, shuffled, known = (
             profile.epsilon(delta)
             for profile in (

@@ -240,7 +240,7 @@ def test_no_guarantee_is_given_at_a_delta_that_permits_a_failure(name, delta):
 @pytest.mark.short("50")
 @pytest.mark.parametrize("num_users", [None, 50])
 def test_a_delta_is_compared_with_the_number_of_protected_units(num_users):
-    sampler = UserPoisson(**SIZES, max_contributions=20, num_users=num_users)
+    sampler = UserPoisson(**SIZES, max_contributions=2, num_users=num_users)
     units = num_users or 1000
     for delta, warned in ((1 / units, True), (0.99 / units, False), (1e-5, False)):
         notes = cost([Segment(Mechanism(sampler, 1.0, 1.0))], delta).notes

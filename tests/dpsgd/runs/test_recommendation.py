@@ -72,7 +72,7 @@ def test_noise_moves_a_coordinate_no_further_than_its_bound():
 
 @pytest.mark.parametrize(
     ("bins", "epochs", "epsilon"),
-    [(86, 10, 0.5), (86, 10, 8.0), (22, 30, 1.0), (22, 30, 8.0), (1000, 1, 3.0), (3, 60, 16.0)],
+    [(86, 10, 0.5), (22, 30, 8.0), (1000, 1, 3.0), (3, 60, 16.0)],
 )
 def test_noise_for_a_guarantee_is_estimated_within_a_third(bins, epochs, epsilon):
     n, steps = 1000 * bins, bins * epochs
