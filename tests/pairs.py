@@ -3,7 +3,7 @@
 import itertools
 import random
 
-TRIES = 30
+TRIES = 8
 
 
 def pairs_of(row):
