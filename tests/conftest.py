@@ -56,7 +56,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def pytest_collection_finish():
     """What was imported and collected stays: it is not traversed for garbage again and again."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
     gc.enable()

@@ -33,13 +33,13 @@ pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]
 N, B, STEPS, BLOCK = 200, 20, 70_030, 16  # the last block has 14 steps
 ROWS = np.random.default_rng(0).normal(size=(20, 40)).astype(np.float32)
 PARAMS = {
-    **{f"k{number:02}": jnp.zeros(40 + number) for number in range(18)},
-    "half": jnp.zeros(300, jnp.bfloat16),
-    "nothing": jnp.zeros((0, 3)),
-    "one": jnp.zeros((30, 8)),
-    "other": jnp.zeros((30, 8)),
-    "scalar": jnp.zeros(()),
-    "table": jnp.zeros((64, 64)),
+    **{f"k{number:02}": np.zeros(40 + number) for number in range(18)},
+    "half": np.zeros(300, jnp.bfloat16),
+    "nothing": np.zeros((0, 3)),
+    "one": np.zeros((30, 8)),
+    "other": np.zeros((30, 8)),
+    "scalar": np.zeros(()),
+    "table": np.zeros((64, 64)),
 }
 
 
