@@ -6,11 +6,14 @@ import a module first: use them for names that the user typed, not for names in 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from accounting.records import Place, Refused, build, named, near, read
@@ -37,6 +40,24 @@ def import_module(name: str) -> Any:
         if isinstance(error, ModuleNotFoundError):
             reason = f"{error} in the current folder or on PYTHONPATH; add its folder to PYTHONPATH"
         raise ValueError(f"{name} cannot be imported: {reason}") from error
+
+
+_PACKAGES = {"dpsgd", "samplers", "accounting", "abc", "typing", "builtins"}
+
+
+@functools.cache
+def code_digest(kind: Any) -> str:
+    """Returns a digest of the source files of a class and its bases outside this package.
+
+    Files are read once, as soon as a process uses the class: a later edit does not change the code
+    that runs. Classes of a console have no file, and modules that these files import are not read.
+    """
+    digest, modules = hashlib.sha256(), dict.fromkeys(base.__module__ for base in kind.__mro__)
+    for name in modules:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if name.partition(".")[0] not in _PACKAGES and file and Path(file).is_file():
+            digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -106,6 +127,7 @@ class Registry:
         if inspect.isabstract(kind):
             missing = ", ".join(sorted(kind.__abstractmethods__))
             raise UnknownPart(f"the {self.noun} {self.name_of(kind)} lacks {missing}")
+        code_digest(kind)
         return kind
 
     def load(self, name: str) -> Any:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from accounting import PoissonProfile
+from accounting import BallsAndBinsProfile, PoissonProfile, PrivacyProfile, ShuffleProfile
 from accounting.profile import EPSILON_TOLERANCE, Bound, wanted_width
 from dpsgd.audit.report import CheckResult
 from dpsgd.core.noise import Noise
 from dpsgd.noise.registry import NOISES
 from samplers import BatchSampler
 from samplers.base import stated_law
+from samplers.row_law import RandomOrders
 from samplers.settings import SAMPLERS
 from samplers.truncation import CappedBatchSampler
 
@@ -75,11 +77,16 @@ def _underpriced(
         costs = {} if kind.privacy is Noise.privacy else {"a run": (stated, proved)}
         if kind.privacy_of is not Noise.privacy_of:
             costs["a run as one segment"] = noise.privacy_of(sampler, sigma, [run]), proved
-            for segments in ([run, run], [segment], [inner]):
-                name = "the run twice" if segments[1:] else f"the segment {segments[0]}"
+            compared: dict[str, tuple[list[range], bool]] = {
+                "the run twice": ([run, run], False),
+                "the run twice on the same rows": ([run, run], True),
+                f"the segment {segment}": ([segment], False),
+                f"the segment {inner}": ([inner], False),
+            }
+            for name, (steps, same_rows) in compared.items():
                 costs[name] = (
-                    noise.privacy_of(sampler, sigma, segments),
-                    Noise.privacy_of(noise, sampler, sigma, segments),
+                    noise.privacy_of(sampler, sigma, steps, same_rows=same_rows),
+                    Noise.privacy_of(noise, sampler, sigma, steps, same_rows=same_rows),
                 )
         where = f"under {type(sampler).__name__} with noise multiplier {sigma:.4g}"
         for name, profiles in costs.items():
@@ -101,24 +108,32 @@ def cost_checks(
       delta: Delta of the costs.
     """
     sigma, run, (segment, inner) = noise_multiplier, range(sampler.num_steps), _partial(sampler)
-    attempts = [segment], [inner], [run], [run, run]
     try:
         profiles = [sampler.privacy(sigma), sampler.privacy(2 * sigma)]
-        profiles += [sampler.privacy_of(sigma, steps) for steps in attempts]
+        profiles += [sampler.privacy_of(sigma, [steps]) for steps in (segment, inner, run)]
+        profiles += [
+            sampler.privacy_of(sigma, [run, run], same_rows=same) for same in (False, True)
+        ]
         costs = [profile.epsilon(delta) for profile in profiles]
-        least = _least_cost(sampler, sigma, segment, delta)
+        least_short = _least_cost(sampler, sigma, segment, 1, delta)
+        epoch = range(sampler.steps_per_epoch)
+        least = _least_cost(sampler, sigma, epoch, sampler.epochs, delta)
     except Exception as error:  # what the user's class raises
         return [CheckResult(COSTS, False, f"{type(error).__name__}: {error}")]
-    full_run, quiet, short, long, once, twice = costs
+    full_run, quiet, short, long, once, *twice = costs
     proved = all(0 <= cost.lower <= cost.upper and cost.confidence == 1 for cost in costs)
-    falls, grows = quiet.upper <= _above(full_run), full_run.lower <= once.upper <= _above(twice)
-    grows &= least.lower <= short.upper <= _above(long) and long.lower <= once.upper
+    falls = quiet.upper <= _above(full_run)
+    grows = least_short.lower <= short.upper <= _above(long) and long.lower <= once.upper
+    grows &= all(once.upper <= _above(cost) for cost in twice)
+    whole = max(full_run.lower, once.lower, long.lower, least.lower)
+    grows &= whole <= min(full_run.upper, once.upper)
     return [
         CheckResult(COSTS, proved, f"{full_run}"),
         CheckResult("its cost falls with more noise", falls, f"{full_run}, then {quiet}"),
         CheckResult(
             "its cost grows with the steps", grows,
-            f"{segment} {short} (at least {least}), {inner} {long}, {run} {once}, twice {twice}",
+            f"{segment} {short} (at least {least_short}), {inner} {long}, {run} {once} (at least "
+            f"{least}), the run {full_run}, twice {twice[0]}, of the same rows {twice[1]}",
         ),
     ]  # fmt: skip
 
@@ -130,28 +145,60 @@ def _partial(sampler: BatchSampler) -> tuple[range, range]:
     return range(third, third + max(1, third)), range(third, last)
 
 
-def _least_cost(sampler: BatchSampler, sigma: float, segment: range, delta: float) -> Bound:
-    """Returns a lower bound on the cost of a segment of one epoch.
+def _least_cost(
+    sampler: BatchSampler, sigma: float, steps: range, epochs: int, delta: float
+) -> Bound:
+    """Returns a lower bound on the cost of some steps in each of the first epochs.
 
-    It is the cost of the example with the highest rate if all other gradients are 0: of one step if
-    an epoch draws each example once, else of all steps with that rate.
+    It is the cost of the example with the highest rate, in the steps of this rate alone, if all
+    other gradients are 0. Orders of whole epochs have their own bound.
+
+    Args:
+      sampler: Sampler of the run.
+      sigma: Noise multiplier.
+      steps: Steps of an epoch.
+      epochs: Number of epochs.
+      delta: Delta of the cost.
     """
     if (law := stated_law(sampler)) is None:
         return Bound(0.0, 0.0)
     examples = np.unique(np.linspace(0, sampler.num_examples - 1, _EXAMPLES).astype(np.int64))
-    compared = np.array(segment[:: -(-len(segment) // _STEPS)])
+    compared = np.array(steps[:: -(-len(steps) // _STEPS)])
     rates = law.rate(examples[:, None], compared)
     rates = np.broadcast_to(rates, (examples.size, compared.size))
-    rate = float(rates.max())
-    steps = 1 if law.once else int((rates == rate).sum(axis=1).max())
+    rate, kept = float(rates.max()), _kept_share(sampler)
+    if rate == 0:
+        return Bound(0.0, 0.0)
+    count = int((rates == rate).sum(axis=1).max())
+    cut = epochs * count * rate * (1 - kept)  # probability that a participation is cut, at most
+    if cut < delta:
+        kept, delta = 1.0, delta + cut
+    if kept == 1 and isinstance(law, RandomOrders) and len(steps) == law.steps_per_epoch:
+        order: Any = "redrawn" if law.redrawn else "fixed"
+        return ShuffleProfile(sigma, len(steps), epochs, order=order).epsilon(delta)
+    if not law.redrawn:
+        if kept == 1:  # all epochs have the same rows, so that their mean has less noise
+            sigma /= math.sqrt(epochs)
+        epochs = 1
+    profile: PrivacyProfile
+    if law.once and kept == 1 and math.isclose(rate * count, 1.0):
+        profile = BallsAndBinsProfile(sigma, count, epochs)
+    else:
+        profile = PoissonProfile(sigma, rate * kept, epochs * (1 if law.once else count))
+    return profile.epsilon(delta)
+
+
+def _kept_share(sampler: BatchSampler) -> float:
+    """Returns at most the probability that a drawn row is not cut off by the cap."""
     cap = sampler.shard_batch_size
     if isinstance(sampler, CappedBatchSampler):
-        if sampler.truncates:
-            rate *= -math.expm1(sampler.cap(cap).log_dropped_if_drawn())
-    elif type(sampler).passes is not BatchSampler.passes:
+        if not sampler.truncates:
+            return 1.0
+        return -math.expm1(sampler.cap(cap).log_dropped_if_drawn())
+    if type(sampler).passes is not BatchSampler.passes:
         # It may cut batches to the cap: of X rows, of mean <= 1 + b, a share min(1, cap / X) stays.
-        rate *= cap / (cap + 1 + sampler.expected_batch_size / sampler.num_shards)
-    return PoissonProfile(sigma, rate, steps).epsilon(delta) if rate > 0 else Bound(0.0, 0.0)
+        return cap / (cap + 1 + sampler.expected_batch_size / sampler.num_shards)
+    return 1.0
 
 
 def _above(cost: Bound) -> float:

@@ -25,6 +25,7 @@ from dpsgd.files import (
 )
 from dpsgd.noise.keys import Keys, Seeds
 from dpsgd.runs.checkpoint import Checkpoint
+from dpsgd.runs.drawing import own_code
 from dpsgd.runs.history import History, LedgerError
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Terms
@@ -107,7 +108,7 @@ def decide(
         )
     if terms.plan.reproducible_noise:
         return Continue()
-    history.check_own_parts(drawing)
+    _check_own_draws(history, drawing)
     on_path = saved is not None and saved.attempt == last.index
     if step != last.steps.stop or not (on_path or not last.steps):
         return NewAttempt()
@@ -118,6 +119,17 @@ def decide(
     if stop is not None and (stop.attempt, stop.step) == (last.head, step):
         return Continue(stop)
     return NewAttempt() if last.steps else Continue()
+
+
+def _check_own_draws(history: History, drawing: str) -> None:
+    """Raises LedgerError if an own sampler or noise changed through code that it imports."""
+    parts = own_code(history.attempts[0].terms.mechanism)
+    if parts and any(a.steps and a.drawing != drawing for a in history.attempts):
+        raise LedgerError(
+            f"the {' or the '.join(parts)} draws otherwise than when steps were declared, so that "
+            "new code would price old steps: restore the modules that it imports, or start a new "
+            "run (the cost of these steps remains)"
+        )
 
 
 def _check_declared(history: History, saved: Checkpoint) -> None:

@@ -18,7 +18,6 @@ from dpsgd.core.cost import cost, without_initial
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.segments import Part, check_together
 from dpsgd.files import parse_json
-from dpsgd.runs.drawing import drawing_digest, own_parts
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Selection, Terms
 from samplers.registry import UnknownPart
@@ -67,7 +66,6 @@ class History:
         a finished run; empty before.
       selection: Private selection that the first line declares; None for a run. The only attempt
         of its ledger is the released model.
-      same_parts: True once `check_own_parts` has passed.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
@@ -75,7 +73,6 @@ class History:
     audit: str = ""
     released: str = ""
     selection: Selection | None = None
-    same_parts: bool = field(default=False, compare=False)
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> History:
@@ -174,33 +171,6 @@ class History:
         """SHA-256 digests of trained models that began the run."""
         return {release.initial.sha256 for release in self.parts if release.initial}
 
-    def check_own_parts(self, drawing: str | None = None) -> None:
-        """Refuses an own sampler or noise that changed after steps were declared.
-
-        Its new code would price the steps that its old code drew.
-
-        Args:
-          drawing: `drawing_digest` of the mechanism in this process; by default computed.
-
-        Raises:
-          LedgerError: if a digest in the ledger differs.
-        """
-        attempts = [attempt for attempt in self.attempts if attempt.steps]
-        if (self.same_parts and drawing is None) or self.selection or not attempts:
-            return
-        if attempts[0].terms.plan.reproducible_noise:
-            return
-        mechanism = attempts[0].terms.mechanism
-        if parts := own_parts(mechanism):
-            drawing = drawing_digest(mechanism) if drawing is None else drawing
-            if any(attempt.drawing != drawing for attempt in attempts):
-                raise LedgerError(
-                    f"the {' or the '.join(parts)} changed, in its code or its draws, after steps "
-                    "were declared: restore its module, or begin a new run (the cost of these "
-                    "steps remains)"
-                )
-        self.same_parts = True
-
     def guarantee(self, *earlier: History) -> Guarantee:
         """Returns the guarantee of all declared steps.
 
@@ -208,12 +178,9 @@ class History:
           earlier: Finished runs, for the guarantee of a unit with rows in each of the runs.
 
         Raises:
-          ValueError: if one of several runs is not finished, `check_together` refuses them, or
-            `check_own_parts` does.
+          ValueError: if one of several runs is not finished, or `check_together` refuses them.
         """
         runs = (*earlier, self)
-        for run in runs:
-            run.check_own_parts()
         releases = [release for run in runs for release in run.parts]
         if earlier:
             if not all(run.released for run in runs):

@@ -15,7 +15,9 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Initial, Part, Segment, Trials
 from dpsgd.noise.registry import NOISES
 from dpsgd.removed import removal_notice
+from dpsgd.runs.drawing import own_code
 from dpsgd.runs.records import checked, fields_of, stated, to_json
+from samplers.registry import UnknownPart
 from samplers.settings import SAMPLERS
 
 
@@ -81,7 +83,7 @@ def _segment_from_record(body: Mapping[str, Any], **more: Any) -> Segment:
 def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
     """Returns a mechanism's terms as JSON values.
 
-    They determine its privacy cost.
+    They determine its privacy cost, with the code of a sampler or noise of one's own, `own_code`.
 
     >>> from samplers import Poisson
     >>> mechanism = Mechanism(Poisson(1_000, batch_size=50), 1.0, l2_clip_norm=4.0)
@@ -97,6 +99,7 @@ def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
             "noise": {"name": NOISES.name_of(type(noise)), **noise.describe()},
             "full_sums": mechanism.full_sums,
             "adjacency": ADJACENCY,
+            **({"code": code} if (code := own_code(mechanism)) else {}),
         }
     )
 
@@ -117,12 +120,21 @@ def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
     if notice := removal_notice("noise", noise.get("name")):
         raise ValueError(f"{noise['name']} noise: {notice}")
     clip = checked(body["l2_clip_norm"], float | None, "l2_clip_norm")
-    return Mechanism(
+    mechanism = Mechanism(
         sampler,
         l2_clip_norm=math.inf if clip is None else clip,
         noise=NOISES.read(noise, ("noise",)),
         **fields_of(Mechanism, body, ("noise_multiplier", "full_sums")),
     )
+    began = checked(body.get("code", {}), dict[str, str], "code")
+    for name, code in own_code(mechanism).items():
+        if began.get(name) != code:
+            raise UnknownPart(
+                f"the file of the {name} changed after the run began, and its new code would "
+                "price old steps: restore the file, or start a new run (the cost of these steps "
+                "remains)"
+            )
+    return mechanism
 
 
 def segment_records(parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -137,8 +149,8 @@ def segment_records(parts: Sequence[Part]) -> list[dict[str, Any]]:
         if not isinstance(segment, Segment) or segment.initial is not None:
             return []
         steps = [segment.steps.start, segment.steps.stop]
-        records.append(record := {**_segment_record(segment), "steps": steps})
-        if ":" in record["sampler"]["name"] or ":" in record["noise"]["name"]:
+        records.append({**_segment_record(segment), "steps": steps})
+        if own_code(segment.mechanism):
             return []
     return records
 

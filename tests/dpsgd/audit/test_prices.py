@@ -1,4 +1,4 @@
-"""Stated costs of segments are held against that of one example whose fellows' gradients are 0."""
+"""Stated costs are held against that of one example whose fellows' gradients are 0."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,9 @@ import pytest
 from scipy import stats
 
 from accounting import PoissonProfile
-from dpsgd.audit.prices import cost_checks
-from samplers import BallsAndBins, EpochSampler, Poisson
+from dpsgd.audit.prices import cost_checks, price_check
+from dpsgd.core.noise import Independent
+from samplers import BallsAndBins, Deterministic, EpochSampler, Poisson, Shuffle
 
 SIZES = 640, 32, 4
 RATE, STEPS = 0.05, 20
@@ -62,3 +63,64 @@ def test_a_segment_may_cost_what_its_busiest_example_does(sampler, rate, steps):
         kind = dataclass(frozen=True)(type("Own", (type(sampler),), {"privacy_of": privacy_of}))
         checks = cost_checks(kind(**vars(sampler)), 1.0, delta=1e-3)
         assert all(check.passed for check in checks) == passed, checks
+
+
+def with_costs(kind, **methods):
+    """A subclass with other costs."""
+    return dataclass(frozen=True)(type("Own", (kind,), methods))
+
+
+def of_one_epoch(kind):
+    """A sampler that states the cost of its first epoch, whatever is released."""
+
+    def privacy(self, sigma):
+        return kind.privacy(self.with_epochs(1), sigma)
+
+    def privacy_of(self, sigma, attempts, **how):
+        return kind.privacy(self.with_epochs(1), sigma)
+
+    return with_costs(kind, privacy=privacy, privacy_of=privacy_of)
+
+
+def quiet_run(kind):
+    """A part that states the cost of a complete run at more noise."""
+
+    def privacy(self, *sigma):
+        return kind.privacy(self, *sigma[:-1], 9 * sigma[-1])
+
+    return with_costs(kind, privacy=privacy)
+
+
+def quiet_on_the_same_rows(kind):
+    """A part that states the cost of several attempts on the same rows at more noise."""
+
+    def privacy_of(self, *more, same_rows=False):
+        *sampler, sigma, attempts = more
+        sigma *= 9 if same_rows else 1
+        return kind.privacy_of(self, *sampler, sigma, attempts, same_rows=same_rows)
+
+    return with_costs(kind, privacy_of=privacy_of)
+
+
+SOUND = {
+    "poisson": Poisson(*SIZES),
+    "bins": BallsAndBins(*SIZES),
+    "one assignment": BallsAndBins(*SIZES, assignment="fixed"),
+    "shuffled": Shuffle(*SIZES),
+    "in order": Deterministic(*SIZES),
+}
+
+
+@pytest.mark.parametrize("sound", SOUND.values(), ids=SOUND)
+def test_a_sampler_that_states_less_than_its_run_costs_is_refused(sound):
+    assert all(check.passed for check in cost_checks(sound, 1.0, delta=1e-3))
+    for change in (of_one_epoch, quiet_run, quiet_on_the_same_rows):
+        own = change(type(sound))(**sound.terms())
+        assert not all(check.passed for check in cost_checks(own, 1.0, delta=1e-3)), change
+
+
+@pytest.mark.parametrize("change", [quiet_run, quiet_on_the_same_rows])
+def test_a_noise_that_states_less_than_its_run_costs_is_refused(change):
+    runs = [(Poisson(*SIZES), 1.0)]
+    assert price_check(Independent(), runs).passed
+    assert not price_check(change(Independent)(), runs).passed

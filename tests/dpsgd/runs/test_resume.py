@@ -30,6 +30,7 @@ from tiny_task import (
 
 from accounting import epsilon
 from dpsgd import BandedToeplitz, Independent, Mechanism, Run, resume, run
+from dpsgd.core.segments import Segment
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.models.model import export
 from dpsgd.noise.correlated import banded_square_root
@@ -41,7 +42,17 @@ from dpsgd.runs.history import LedgerError, read
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import stop_requests
-from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
+from dpsgd.runs.terms import Terms, mechanism_from_record, mechanism_record
+from samplers import (
+    BallsAndBins,
+    BatchSource,
+    Deterministic,
+    Poisson,
+    Shuffle,
+    UnitsThenPoisson,
+    UnitTree,
+)
+from samplers.registry import UnknownPart
 from samplers.settings import SETTINGS, settings_of
 
 # --- Stopping and going on -----------------------------------------------------------------------
@@ -405,21 +416,49 @@ def written_part(tmp_path, monkeypatch, text, name="edited_parts"):
 
 SOURCES = {
     "edited_base": "from own_sampler import Coins\nclass Base(Coins): ...",
-    "edited_sampler": "from edited_base import Base\nclass Batches(Base): ...",
+    "edited_sampler": "import dataclasses, edited_base\n@dataclasses.dataclass(frozen=True)\n"
+    "class Batches(edited_base.Base): ...",
     "edited_noise": "import dataclasses, dpsgd\n@dataclasses.dataclass(frozen=True)\n"
     "class Fresh(dpsgd.Independent): ...",
 }
 
 
-def test_a_drawing_digest_covers_every_file_of_own_parts(tmp_path, monkeypatch):
+def test_a_price_needs_every_file_of_own_parts_as_its_run_used_it(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    _, batches, noise = (written_part(tmp_path, monkeypatch, SOURCES[x], x) for x in SOURCES)
-    mechanism = Mechanism(batches.Batches(160, 16), 1.0, 1.0, noise.Fresh())
-    digests = {drawing_digest(mechanism)}
-    for name, text in SOURCES.items():
-        (tmp_path / f"{name}.py").write_text(f"{text}  # edited")
-        digests.add(drawing_digest(mechanism))
-    assert len(digests) == 4
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def mechanism(edited=""):
+        _, batches, noise = (
+            written_part(tmp_path, monkeypatch, SOURCES[x] + "  # edited" * (x == edited), x)
+            for x in SOURCES
+        )
+        return Mechanism(batches.Batches(160, 16), 1.0, 1.0, noise.Fresh())
+
+    began = mechanism()
+    record = mechanism_record(began)
+    (tmp_path / "edited_noise.py").write_text("")  # during the run
+    assert mechanism_from_record(mechanism_record(began)) == began
+    for name in SOURCES:
+        mechanism(edited=name)
+        kind = "noise" if name == "edited_noise" else "sampler"
+        with pytest.raises(UnknownPart, match=f"the file of the {kind} edited_"):
+            mechanism_from_record(record)
+    restored = mechanism()
+    assert mechanism_from_record(record) == restored
+
+
+def test_a_ledger_prices_an_own_noise_on_draws_from_a_tree(tmp_path):
+    tree = UnitTree.even((20, 8), ("store",))
+    sampler = UnitsThenPoisson(tree, (4,), 0.5, steps=20)
+    costs = []
+    for number, noise in enumerate((Independent(), LaterScaled())):
+        plan = Segment(Mechanism(sampler, 2.0, 1.0, noise), rows="r")
+        path = tmp_path / f"{number}.jsonl"
+        Ledger.create(path, Terms(plan, 1e-5), drawing_digest(plan.mechanism)).close()
+        with Ledger.open(path) as ledger:
+            ledger.declare(range(5))
+        costs.append(read(path).guarantee().epsilon)
+    assert costs[0].upper == costs[1].upper > 0
 
 
 @pytest.mark.parametrize("kind", ["sampler", "noise"])
@@ -446,7 +485,7 @@ def test_an_own_part_edited_after_a_stop_is_refused(tmp_path, monkeypatch, kind)
     epsilon = read(out / "ledger.jsonl").guarantee().epsilon
     written_part(tmp_path, monkeypatch, EDITED)
     with pytest.raises(LedgerError, match=f"the {kind} edited_parts:.* changed"):
-        read(out / "ledger.jsonl").guarantee()
+        read(out / "ledger.jsonl")
     written_part(tmp_path, monkeypatch, OWN)
     assert read(out / "ledger.jsonl").guarantee().epsilon == epsilon
 
