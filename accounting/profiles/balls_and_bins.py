@@ -5,12 +5,15 @@ Proof for bins that are not all released: docs/explanation/partial-epochs.md.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from accounting.algebra.laplace import average_delta
+from accounting.algebra.moments import NotInvertibleError
 from accounting.algebra.refinement import refine
 from accounting.checks import Noise, Release
 from accounting.profile import Bound, Question
@@ -19,6 +22,8 @@ from accounting.profiles.gaussian import GaussianProfile, WithRelease, as_redraw
 from accounting.profiles.poisson import PoissonProfile
 from accounting.records import Count
 
+_INVERTED = 1e-10
+"""Inverting a transform leaves no digits of a smaller delta."""
 _UP = 1e-14
 """Relative slack for the roundings of a few sums."""
 
@@ -117,7 +122,10 @@ class AssignmentsProfile(WithRelease):
         object.__setattr__(self, "assignments", tuple(sorted(counted.items())))
 
     def answer(self, question: Question) -> Bound:
-        """Answers by closed forms, and by grids where these are wide."""
+        """Answers by closed forms, an inverted transform, or grids.
+
+        The closed forms come first, and grids where the others are wide.
+        """
         if (steps := self._steps()) is not None:
             return question.ask(steps)
         if all(assignment[0][1] == len(assignment) == 1 for assignment, _ in self.assignments):
@@ -125,8 +133,21 @@ class AssignmentsProfile(WithRelease):
         bound = Bound(
             question.lower_end(self.little_noise), question.ask(self._known_order()).upper
         )
+        if question.wanted == "delta" and bound.width > question.width(bound):
+            bound = bound.intersection(self._inverted(question.at, bound))
         grids = BinsGrids(self.noise_multiplier, self.assignments, self.release)
         return refine(grids, question, bound)
+
+    def _inverted(self, epsilon: float, bound: Bound) -> Bound:
+        """Bounds delta of one draw whose bins are all released alike, to many digits."""
+        (assignment, draws), *different = self.assignments
+        (times, bins), *unlike = assignment
+        alone = draws == 1 and not (different or unlike) and self.release == math.inf
+        if alone and bound.upper > _INVERTED:
+            with contextlib.suppress(NotInvertibleError):
+                sigma = self.noise_multiplier / math.sqrt(times)
+                return Bound(*average_delta(sigma, bins, epsilon))
+        return bound
 
     def _steps(self) -> PoissonProfile | None:
         """Returns the profile of draws that release one bin of n each: steps at the rate 1 / n."""

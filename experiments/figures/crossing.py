@@ -15,11 +15,10 @@ from typing import Any
 
 import matplotlib as mpl
 
-from accounting import PoissonProfile
+from accounting import BallsAndBinsProfile, PoissonProfile
 from experiments.figures import Options
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import Layout
-from experiments.papers.laplace import SharpBallsAndBinsProfile
 from experiments.papers.order import compare, crossing
 from experiments.results.points import Job, ends
 
@@ -92,7 +91,7 @@ def compute(job: Job) -> list[dict[str, Any]]:
       certified worse, "<" better, "?" undecided.
     """
     sigma, steps = job["sigma"], job["steps"]
-    pair = SharpBallsAndBinsProfile(sigma, steps), PoissonProfile(sigma, 1.0 / steps, steps)
+    pair = BallsAndBinsProfile(sigma, steps), PoissonProfile(sigma, 1.0 / steps, steps)
     limit = many_steps(sigma, steps)
     interval = crossing(*pair, min(limit, max(0.5 / sigma**2 - math.log(steps), 0.1)))
     zero, delta = compare(*pair, 0.0), compare(*pair, interval.upper).first

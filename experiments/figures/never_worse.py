@@ -18,11 +18,10 @@ import polars as pl
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from accounting import PoissonProfile
+from accounting import BallsAndBinsProfile, PoissonProfile
 from experiments.figures import Options
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import blank, panels
-from experiments.papers.laplace import SharpBallsAndBinsProfile
 from experiments.papers.order import compare
 from experiments.results.points import Cells, Job, ends
 
@@ -54,7 +53,7 @@ def compute(job: Job) -> list[dict[str, Any]]:
       `FLOOR`.
     """
     steps, sigma, epochs = job["steps"], job["sigma"], job["epochs"]
-    bins = SharpBallsAndBinsProfile(sigma, steps, epochs)
+    bins = BallsAndBinsProfile(sigma, steps, epochs)
     poisson = PoissonProfile(sigma, 1.0 / steps, steps * epochs)
     points: list[dict[str, Any]] = []
     for epsilon in EPSILONS:

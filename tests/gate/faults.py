@@ -34,6 +34,7 @@ FILES = 6
 
 GOES = [
     "samplers/contribution",
+    "accounting/algebra/laplace",
     "dpsgd/audit/",
     "dpsgd/noise/recursion",
     "dpsgd/noise/registry",

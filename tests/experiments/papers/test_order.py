@@ -9,8 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from accounting import Bound, GaussianProfile, PoissonProfile
-from experiments.papers.laplace import SharpBallsAndBinsProfile
+from accounting import BallsAndBinsProfile, Bound, GaussianProfile, PoissonProfile
 from experiments.papers.monte_carlo import MonteCarloProfile
 from experiments.papers.order import compare, crossing
 
@@ -19,7 +18,7 @@ LONG = pytest.mark.long
 
 def pair(sigma, steps, epochs=1):
     poisson = PoissonProfile(sigma, 1.0 / steps, steps * epochs)
-    return SharpBallsAndBinsProfile(sigma, steps, epochs), poisson
+    return BallsAndBinsProfile(sigma, steps, epochs), poisson
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import mpmath
 import numpy as np
 import pytest
 
+from accounting.algebra.laplace import Average, average_delta
 from accounting.algebra.moments import NotInvertibleError
-from experiments.papers.laplace import Average, average_delta
 
 
 @pytest.mark.parametrize(

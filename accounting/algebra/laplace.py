@@ -7,14 +7,11 @@ Proof and errors: docs/explanation/averages-by-inverting-transforms.md.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from accounting import BallsAndBinsProfile, Bound
 from accounting.algebra.moments import (
     ROUNDING,
     Complex,
@@ -23,8 +20,6 @@ from accounting.algebra.moments import (
     log1p,
     second_order,
 )
-from accounting.profile import Question
-from accounting.profiles.gaussian import as_redrawn
 
 _BLOCK = 2**17
 _MOST_TERMS = 6e6
@@ -184,22 +179,3 @@ def average_delta(sigma: float, bins: int, epsilon: float) -> tuple[float, float
         for slack in [8.0 * ROUNDING * factor * (1.0 + epsilon) * (abs(high) + above)]
     ]
     return max(0.0, *(low for low, _ in bounds)), min(1.0, max(high for _, high in bounds))
-
-
-@dataclass(frozen=True)
-class SharpBallsAndBinsProfile(BallsAndBinsProfile):
-    """The profile of balls-and-bins, with more digits of one epoch's delta than grids have.
-
-    Attributes:
-      noise_multiplier: As of `BallsAndBinsProfile`, and so are all other fields.
-    """
-
-    def answer(self, question: Question) -> Bound:
-        """Answers by the transform, and by grids where that has too few digits."""
-        sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
-        if question.wanted == "delta" and epochs == 1 < self.bins and self.release == math.inf:
-            with contextlib.suppress(NotInvertibleError):
-                bound = Bound(*average_delta(sigma, self.bins, question.at))
-                if bound.width <= question.width(bound):
-                    return bound
-        return super().answer(question)
