@@ -1,4 +1,4 @@
-"""Attempts, each drawn from a seed of its own, cost what enumerated draws of them release."""
+"""Attempts, each drawn from a seed of its own: orders, values and times of their costs."""
 
 import dataclasses
 import functools
