@@ -125,6 +125,7 @@ def _samplers(bands: int, steps: int) -> list[BatchSampler]:
         Shuffle(*sizes),
         Shuffle(*sizes, order="fixed"),
         Poisson(*sizes, cycle_length=bands),
+        Poisson(*sizes, cycle_length=bands, overflow="accumulate"),
         BallsAndBins(*sizes, cycle_length=bands),
     ]
     return [sampler for sampler in samplers if sampler.separation >= bands]

@@ -15,8 +15,9 @@ from dpsgd.core.noise import Noise
 from dpsgd.noise.registry import NOISES
 from samplers import BatchSampler
 from samplers.base import stated_law
-from samplers.row_law import RandomOrders
+from samplers.row_law import RandomOrders, TreeDraws
 from samplers.settings import SAMPLERS
+from samplers.tree import TreeShape
 from samplers.truncation import CappedBatchSampler
 
 PRICE = "the cost of a noise is proved, and at least that of its bands and columns"
@@ -151,7 +152,8 @@ def _least_cost(
     """Returns a lower bound on the cost of some steps in each of the first epochs.
 
     It is the cost of the example with the highest rate, in the steps of this rate alone, if all
-    other gradients are 0. Orders of whole epochs have their own bound.
+    other gradients are 0. Orders of whole epochs have their own bound. The shape of a tree has no
+    examples, and its bound is 0.
 
     Args:
       sampler: Sampler of the run.
@@ -160,7 +162,8 @@ def _least_cost(
       epochs: Number of epochs.
       delta: Delta of the cost.
     """
-    if (law := stated_law(sampler)) is None:
+    law = stated_law(sampler)
+    if law is None or (isinstance(law, TreeDraws) and isinstance(law.tree, TreeShape)):
         return Bound(0.0, 0.0)
     examples = np.unique(np.linspace(0, sampler.num_examples - 1, _EXAMPLES).astype(np.int64))
     compared = np.array(steps[:: -(-len(steps) // _STEPS)])

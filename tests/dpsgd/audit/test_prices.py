@@ -9,7 +9,15 @@ from scipy import stats
 from accounting import PoissonProfile
 from dpsgd.audit.prices import cost_checks, price_check
 from dpsgd.core.noise import Independent
-from samplers import BallsAndBins, Deterministic, EpochSampler, Poisson, Shuffle
+from samplers import (
+    BallsAndBins,
+    Deterministic,
+    EpochSampler,
+    Poisson,
+    Shuffle,
+    UnitsThenPoisson,
+    UnitTree,
+)
 
 SIZES = 640, 32, 4
 RATE, STEPS = 0.05, 20
@@ -117,6 +125,13 @@ def test_a_sampler_that_states_less_than_its_run_costs_is_refused(sound):
     for change in (of_one_epoch, quiet_run, quiet_on_the_same_rows):
         own = change(type(sound))(**sound.terms())
         assert not all(check.passed for check in cost_checks(own, 1.0, delta=1e-3)), change
+
+
+def test_a_sound_sampler_with_the_shape_of_a_tree_is_not_refused():
+    tree = UnitTree.even((20, 8), ("store",))
+    sampler = UnitsThenPoisson(tree, (4,), 0.5, steps=20)
+    shape = UnitsThenPoisson.from_terms(sampler.terms())
+    assert all(check.passed for check in cost_checks(shape, 1.0, delta=1e-3))
 
 
 @pytest.mark.parametrize("change", [quiet_run, quiet_on_the_same_rows])
