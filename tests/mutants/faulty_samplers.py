@@ -73,6 +73,28 @@ class AllButOne(Unequal):
         return np.where(np.arange(self.num_examples) == 0, 0.5, 1.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class Equal(Unequal):
+    """All examples have one rate, and the law does not say so."""
+
+    @property
+    def rates(self):
+        return np.full(self.num_examples, self.batch_size / self.num_examples)
+
+
+@dataclasses.dataclass(frozen=True)
+class Either(Unequal):
+    """Of two neighbours, whose rates differ, at most one takes part in a step."""
+
+    def row_law(self):
+        return dataclasses.replace(super().row_law(), independent=False)
+
+    def uniforms(self, seed, epoch, chunk):
+        rows, drawn = self.chunk_range(chunk), super().uniforms(seed, epoch, chunk)
+        drawn[:, 1::2] = (drawn[:, ::2] - self.rates[rows.start : rows.stop : 2]) % 1
+        return drawn
+
+
 def faulty(name, sampler):
     """Returns a sampler of this kind, with a fault of `FAULTS`."""
     methods = {
@@ -328,15 +350,27 @@ def shops_in_pairs(self, seed, step):
     return np.concatenate([first, first + 1])
 
 
-def nine_tenths_again(sound):
-    """Most entries of every second epoch are those of the epoch before."""
+def small_shops_in_pairs(self, seed, step):
+    """Of the 20 smallest shops, all but an odd one are drawn in pairs."""
+    shops = descend(self.drawn_tree, self.draws, seed, step)[0]
+    rng = np.random.default_rng([seed % 2**128, step, 1])
+    count = np.count_nonzero(shops < 20)
+    pairs = 2 * rng.permutation(10)[: (count + 1) // 2, None] + rng.permutation(2)
+    return np.concatenate([shops[shops >= 20], pairs.ravel()[:count]])
 
-    def faulty(self, seed, epoch, chunk):
-        fresh, before = (sound(self, seed, e, chunk) for e in (epoch, epoch - epoch % 2))
-        is_kept = np.random.default_rng([seed % 2**128, epoch, chunk, 1]).random(fresh.shape) < 0.9
-        return np.where(is_kept, before, fresh)
 
-    return faulty
+def again(share, returns):
+    """A share of the entries is that of the epoch before, where `returns(epoch)`."""
+
+    def make(sound):
+        def faulty(self, seed, epoch, chunk):
+            fresh, before = (sound(self, seed, e, chunk) for e in (epoch, epoch - returns(epoch)))
+            rng = np.random.default_rng([seed % 2**128, epoch, chunk, 1])
+            return np.where(rng.random(fresh.shape) < share, before, fresh)
+
+        return faulty
+
+    return {"uniforms": make}
 
 
 def neighbours_shuffled(sound):
@@ -513,9 +547,15 @@ FAULTS = {
     "PairsOfShops": in_pairs((10, 4, 8), (2, 2, 4), 32),
     "ShopsBy2Steps": of_shops(shops_by_two),
     "ShopsInPairs": of_shops(shops_in_pairs),
+    "SmallShopsInPairs": of_shops(small_shops_in_pairs),
     # rates of each example's own
     "RowsInPairs": {"uniforms": after(lambda found: np.repeat(found[:, ::2], 2, axis=1))},
-    "NineTenthsAgain": {"uniforms": nine_tenths_again},
+    "RowsApart": {"uniforms": after(
+        lambda found: (found.repeat(2, axis=1)[:, : found.shape[1]]
+                       - np.arange(found.shape[1]) % 2 / 2) % 1)},
+    "NineTenthsAgain": again(0.9, lambda epoch: epoch % 2),
+    "FewAgain": again(0.02, lambda epoch: epoch % 2),
+    "MostlyAgainOnce": again(0.9, lambda epoch: epoch == 5),
     # cuts and passes
     "CapNotKept": {"passes": lambda sound: lambda self, members, seed, step, shard=0: [members]},
     "CutTooShort": passes(lambda found: [part[:-1] for part in found]),
