@@ -126,8 +126,8 @@ def cost_checks(
     falls = quiet.upper <= _above(full_run)
     grows = least_short.lower <= short.upper <= _above(long) and long.lower <= once.upper
     grows &= all(once.upper <= _above(cost) for cost in twice)
-    whole = max(full_run.lower, once.lower, long.lower, least.lower)
-    grows &= whole <= min(full_run.upper, once.upper)
+    lower = max(full_run.lower, once.lower, long.lower, least.lower)
+    grows &= lower <= min(full_run.upper, once.upper)
     return [
         CheckResult(COSTS, proved, f"{full_run}"),
         CheckResult("its cost falls with more noise", falls, f"{full_run}, then {quiet}"),
@@ -169,25 +169,25 @@ def _least_cost(
     compared = np.array(steps[:: -(-len(steps) // _STEPS)])
     rates = law.rate(examples[:, None], compared)
     rates = np.broadcast_to(rates, (examples.size, compared.size))
-    rate, kept = float(rates.max()), _kept_share(sampler)
+    rate, share = float(rates.max()), _kept_share(sampler)
     if rate == 0:
         return Bound(0.0, 0.0)
     count = int((rates == rate).sum(axis=1).max())
-    cut = epochs * count * rate * (1 - kept)  # probability that a participation is cut, at most
+    cut = epochs * count * rate * (1 - share)  # probability that a participation is cut, at most
     if cut < delta:
-        kept, delta = 1.0, delta + cut
-    if kept == 1 and isinstance(law, RandomOrders) and len(steps) == law.steps_per_epoch:
+        share, delta = 1.0, delta + cut
+    if share == 1 and isinstance(law, RandomOrders) and len(steps) == law.steps_per_epoch:
         order: Any = "redrawn" if law.redrawn else "fixed"
         return ShuffleProfile(sigma, len(steps), epochs, order=order).epsilon(delta)
     if not law.redrawn:
-        if kept == 1:  # all epochs have the same rows, so that their mean has less noise
+        if share == 1:  # all epochs have the same rows, so that their mean has less noise
             sigma /= math.sqrt(epochs)
         epochs = 1
     profile: PrivacyProfile
-    if law.once and kept == 1 and math.isclose(rate * count, 1.0):
+    if law.once and share == 1 and math.isclose(rate * count, 1.0):
         profile = BallsAndBinsProfile(sigma, count, epochs)
     else:
-        profile = PoissonProfile(sigma, rate * kept, epochs * (1 if law.once else count))
+        profile = PoissonProfile(sigma, rate * share, epochs * (1 if law.once else count))
     return profile.epsilon(delta)
 
 

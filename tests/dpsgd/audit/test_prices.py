@@ -120,7 +120,7 @@ SOUND = {
 
 
 @pytest.mark.parametrize("sound", SOUND.values(), ids=SOUND)
-def test_a_sampler_that_states_less_than_its_run_costs_is_refused(sound):
+def test_a_sampler_that_states_less_than_its_cost_is_refused(sound):
     assert all(check.passed for check in cost_checks(sound, 1.0, delta=1e-3))
     for change in (of_one_epoch, quiet_run, quiet_on_the_same_rows):
         own = change(type(sound))(**sound.terms())

@@ -423,7 +423,7 @@ SOURCES = {
 }
 
 
-def test_a_price_needs_every_file_of_own_parts_as_its_run_used_it(tmp_path, monkeypatch):
+def test_a_price_needs_the_own_code_that_its_run_used(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
