@@ -13,7 +13,7 @@ from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import AuditReport
 from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.audit.runtime.differential import step_checks
-from dpsgd.audit.runtime.releases import loud
+from dpsgd.audit.runtime.releases import loud, norm
 from dpsgd.gradients.rules import AutomaticClipping, PerLayerClipping
 from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins, Deterministic, Poisson
@@ -367,3 +367,11 @@ def test_sound_bfloat16_regressions_pass_at_any_parameters(rule):
         }
         report = audited(algorithm, Deterministic(N, 16), rows=rows, seed=draw, params=params)
         assert report.passed, (draw, report.lines())
+
+
+@pytest.mark.parametrize("size", [1, 17, 2**15 + 1])
+@pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e-19, 1e-14, 1.0, 1e25])
+def test_norms_of_releases_are_accurate_at_every_scale(size, scale):
+    leaf = (scale * np.random.default_rng(0).normal(size=size)).astype(np.float32)
+    truth = np.linalg.norm(leaf.astype(np.float64))
+    assert norm((1, [leaf])) == pytest.approx(truth, rel=2.0**-13)
