@@ -322,7 +322,7 @@ AUTO = {
 @pytest.mark.parametrize(("task", "options", "expected", "why"), AUTO.values(), ids=AUTO)
 def test_auto_tables_are_chosen_by_public_sizes_with_a_reason(task, options, expected, why):
     given = {"tables_learning_rate": 0.5, "tables_momentum": 0.9}
-    asked = config_of(tables="auto", **given, **options)
+    asked = config_of(tables="auto", sampler=BINS(**SIZES), **given, **options)
     found, record = chosen(asked, task)
     assert record["tables"]["tables"] == found.options()["tables"] == expected
     assert record["tables"]["why"] == why  # without a remedy, as nothing is wrong
@@ -333,7 +333,7 @@ def test_auto_tables_are_chosen_by_public_sizes_with_a_reason(task, options, exp
 
 def test_open_lazy_table_settings_are_chosen_once_and_recorded():
     lines = []
-    asked = config_of(tables="auto")
+    asked = config_of(tables="auto", sampler=BINS(**SIZES))
     found, record = chosen(asked, MANY, progress=lines.append)
     rate = table_step_size(RecommendationRequest(160, 1e-5, noise_multiplier=1.0), Settings(16, 3))
     assert found.tables == Lazy(rate, 0.0, 384)
