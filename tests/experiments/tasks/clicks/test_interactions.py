@@ -24,7 +24,8 @@ def of_interaction(kind):
     """Pure functions, drawn parameters and rows of a model."""
     sizes, rng = dataclasses.replace(SIZES, interaction=kind), np.random.default_rng(0)
     task = ClickModels(sizes, DISPLAY_ADS, hash_seed=0)
-    params = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype("f4"), task.init(0))
+    shapes = jax.eval_shape(lambda: task.init(0))
+    params = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype("f4"), shapes)
     return pure_functions(sizes, DISPLAY_ADS), params, task.generated(ROWS)
 
 
@@ -33,7 +34,7 @@ def of_interaction(kind):
 @pytest.mark.parametrize("kind", ["dot", "cross"])
 def test_step_subtracts_the_mean_of_clipped_gradients(kind, tables):
     functions, params, rows = of_interaction(kind)
-    gradients = jax.vmap(jax.grad(functions.loss), in_axes=(None, 0))(params, rows)
+    gradients = jax.jit(jax.vmap(jax.grad(functions.loss), (None, 0)))(params, rows)
     flat = [np.asarray(x, np.float64).reshape(ROWS, -1) for x in jax.tree.leaves(gradients)]
     norms = np.linalg.norm(np.concatenate(flat, axis=1), axis=1)
     factors = np.minimum(1, NORM / norms)
