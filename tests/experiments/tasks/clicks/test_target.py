@@ -131,7 +131,8 @@ SIZES = ModelConfig(embedding_dim=2, max_buckets=8, hidden=(4,), wide=True, bins
 def task(kind):
     """Models whose parameters are all drawn, and generated rows."""
     task = ClickModels(SIZES, kind.schema(bounds={"x": (0, 5)}), 0)
-    drawn = jax.tree.map(lambda x: RNG.normal(size=x.shape).astype(np.float32), task.init(0))
+    shapes = jax.eval_shape(lambda: task.init(0))
+    drawn = jax.tree.map(lambda x: RNG.normal(size=x.shape).astype(np.float32), shapes)
     return task, drawn, task.generated(200)
 
 
