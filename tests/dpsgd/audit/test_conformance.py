@@ -201,7 +201,7 @@ FAULTY_SAMPLERS = {
 @pytest.mark.parametrize("members", FAULTY_SAMPLERS.values(), ids=FAULTY_SAMPLERS)
 def test_faulty_samplers_are_refused(members):
     with pytest.raises(AssertionError):
-        check_sampler(type("Faulty", (Poisson,), members)(*SIZES))
+        check_sampler(type("Faulty", (Poisson,), members)(*SIZES, max_batch_size=SIZES[0]))
 
 
 def test_a_known_order_that_is_free_within_an_epoch_is_refused():
