@@ -22,6 +22,7 @@ from samplers import plans
 from samplers.attempts import Attempt, check_attempts, entered_epochs, sizes_by_epoch
 from samplers.plans import EpochPlan, Participations, group, join_plans
 from samplers.population import Population
+from samplers.registry import code_digest
 from samplers.row_law import RowLaw
 from samplers.shards import Shards
 
@@ -54,12 +55,13 @@ class BatchSampler(abc.ABC):
         return 1
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuses a method by its former name, which would be bypassed.
+        """Reads the class's file for `code_digest`; refuses a method by its former name.
 
         Raises:
           TypeError: If the class has a method `of`, which is `with_population` now.
         """
         super().__init_subclass__(**arguments)
+        code_digest(cls)
         if inspect.isfunction(inspect.getattr_static(cls, "of", None)):
             raise TypeError(
                 f"{cls.__qualname__}.of was renamed in 0.3.0: call the method with_population"

@@ -42,20 +42,21 @@ def import_module(name: str) -> Any:
         raise ValueError(f"{name} cannot be imported: {reason}") from error
 
 
-_PACKAGES = {"dpsgd", "samplers", "accounting", "abc", "typing", "builtins"}
+_PACKAGES = {"dpsgd", "samplers", "accounting", *sys.stdlib_module_names}
 
 
 @functools.cache
 def code_digest(kind: Any) -> str:
     """Returns a digest of the source files of a class and its bases outside this package.
 
-    Files are read once, as soon as a process uses the class: a later edit does not change the code
-    that runs. Classes of a console have no file, and modules that these files import are not read.
+    Samplers and noises read them when the class is made: a later edit does not change the code that
+    runs. Classes of a console have no file. Modules that these files import are not read.
     """
     digest, modules = hashlib.sha256(), dict.fromkeys(base.__module__ for base in kind.__mro__)
     for name in modules:
         file = getattr(sys.modules.get(name), "__file__", None)
-        if name.partition(".")[0] not in _PACKAGES and file and Path(file).is_file():
+        package = name.partition(".")[0]
+        if package not in _PACKAGES and file and Path(file).is_file():
             digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
     return digest.hexdigest()
 
@@ -127,7 +128,6 @@ class Registry:
         if inspect.isabstract(kind):
             missing = ", ".join(sorted(kind.__abstractmethods__))
             raise UnknownPart(f"the {self.noun} {self.name_of(kind)} lacks {missing}")
-        code_digest(kind)
         return kind
 
     def load(self, name: str) -> Any:

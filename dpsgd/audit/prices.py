@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,9 @@ from accounting.profile import EPSILON_TOLERANCE, Bound, wanted_width
 from dpsgd.audit.report import CheckResult
 from dpsgd.core.noise import Noise
 from dpsgd.noise.registry import NOISES
-from samplers import BatchSampler
+from samplers import BatchSampler, UserPoisson
 from samplers.base import stated_law
-from samplers.row_law import RandomOrders, TreeDraws
+from samplers.row_law import IndependentRows, RandomOrders, RowLaw, TreeDraws
 from samplers.settings import SAMPLERS
 from samplers.tree import TreeShape
 from samplers.truncation import CappedBatchSampler
@@ -116,16 +116,22 @@ def cost_checks(
             sampler.privacy_of(sigma, [run, run], same_rows=same) for same in (False, True)
         ]
         costs = [profile.epsilon(delta) for profile in profiles]
-        least_short = _least_cost(sampler, sigma, segment, 1, delta)
-        epoch = range(sampler.steps_per_epoch)
-        least = _least_cost(sampler, sigma, epoch, sampler.epochs, delta)
+        law, epoch = stated_law(sampler), range(sampler.steps_per_epoch)
+        least_short, least, least_twice = (
+            _least_cost(sampler, law, sigma, taken, delta)
+            for taken in (
+                _Taken(segment),
+                _Taken(epoch, sampler.epochs),
+                _Taken(epoch, sampler.epochs, 2),
+            )
+        )
     except Exception as error:  # what the user's class raises
         return [CheckResult(COSTS, False, f"{type(error).__name__}: {error}")]
     full_run, quiet, short, long, once, *twice = costs
     proved = all(0 <= cost.lower <= cost.upper and cost.confidence == 1 for cost in costs)
     falls = quiet.upper <= _above(full_run)
     grows = least_short.lower <= short.upper <= _above(long) and long.lower <= once.upper
-    grows &= all(once.upper <= _above(cost) for cost in twice)
+    grows &= all(max(once.upper, least_twice.lower) <= _above(cost) for cost in twice)
     lower = max(full_run.lower, once.lower, long.lower, least.lower)
     grows &= lower <= min(full_run.upper, once.upper)
     return [
@@ -134,7 +140,8 @@ def cost_checks(
         CheckResult(
             "its cost grows with the steps", grows,
             f"{segment} {short} (at least {least_short}), {inner} {long}, {run} {once} (at least "
-            f"{least}), the run {full_run}, twice {twice[0]}, of the same rows {twice[1]}",
+            f"{least}), the run {full_run}, twice {twice[0]} (at least {least_twice}), on the same "
+            f"rows {twice[1]}",
         ),
     ]  # fmt: skip
 
@@ -146,62 +153,85 @@ def _partial(sampler: BatchSampler) -> tuple[range, range]:
     return range(third, third + max(1, third)), range(third, last)
 
 
-def _least_cost(
-    sampler: BatchSampler, sigma: float, steps: range, epochs: int, delta: float
-) -> Bound:
-    """Returns a lower bound on the cost of some steps in each of the first epochs.
+class _Taken(NamedTuple):
+    """Steps that count: some of each of the first epochs, in independent runs."""
 
-    It is the cost of the example with the highest rate, in the steps of this rate alone, if all
-    other gradients are 0. Orders of whole epochs have their own bound. The shape of a tree has no
-    examples, and its bound is 0.
+    steps: range
+    epochs: int = 1
+    runs: int = 1
+
+
+def _least_cost(
+    sampler: BatchSampler, law: RowLaw | None, sigma: float, taken: _Taken, delta: float
+) -> Bound:
+    """Returns a lower bound on the cost of some steps, 0 without a law or with a tree's shape.
+
+    It is the cost of the example with the highest rate, counting only steps in which it has that
+    rate, if all other gradients are 0. Orders of whole epochs and users have bounds of their own.
 
     Args:
       sampler: Sampler of the run.
+      law: Law of its draws.
       sigma: Noise multiplier.
-      steps: Steps of an epoch.
-      epochs: Number of epochs.
+      taken: Steps that count.
       delta: Delta of the cost.
     """
-    law = stated_law(sampler)
     if law is None or (isinstance(law, TreeDraws) and isinstance(law.tree, TreeShape)):
         return Bound(0.0, 0.0)
+    steps, epochs, runs = taken
+    whole_epochs = len(steps) == law.steps_per_epoch
+    complete = whole_epochs and epochs == sampler.epochs
+    if complete and isinstance(sampler, UserPoisson) and not _cuts_itself(sampler):
+        return UserPoisson.privacy_of(sampler, sigma, [range(sampler.num_steps)] * runs).epsilon(
+            delta
+        )
     examples = np.unique(np.linspace(0, sampler.num_examples - 1, _EXAMPLES).astype(np.int64))
     compared = np.array(steps[:: -(-len(steps) // _STEPS)])
     rates = law.rate(examples[:, None], compared)
     rates = np.broadcast_to(rates, (examples.size, compared.size))
-    rate, share = float(rates.max()), _kept_share(sampler)
-    if rate == 0:
+    busiest = examples[np.argmax(np.count_nonzero(rates == rates.max(), axis=1))]
+    rates = np.broadcast_to(law.rate(busiest, np.array(steps)), len(steps))
+    rate = float(rates.max())
+    count, share = int(np.count_nonzero(rates == rate)), _kept_share(sampler, law, rate)
+    if rate * share == 0:
         return Bound(0.0, 0.0)
-    count = int((rates == rate).sum(axis=1).max())
-    cut = epochs * count * rate * (1 - share)  # probability that a participation is cut, at most
+    # Probability that a participation is cut, at most: it moves the delta of a removal by as much.
+    cut = runs * epochs * count * rate * (1 - share)
     if cut < delta:
         share, delta = 1.0, delta + cut
-    if share == 1 and isinstance(law, RandomOrders) and len(steps) == law.steps_per_epoch:
+    if share == 1 and whole_epochs and isinstance(law, RandomOrders) and (law.redrawn or runs == 1):
         order: Any = "redrawn" if law.redrawn else "fixed"
-        return ShuffleProfile(sigma, len(steps), epochs, order=order).epsilon(delta)
+        return ShuffleProfile(sigma, len(steps), epochs * runs, order=order).epsilon(delta)
     if not law.redrawn:
         if share == 1:  # all epochs have the same rows, so that their mean has less noise
             sigma /= math.sqrt(epochs)
         epochs = 1
     profile: PrivacyProfile
     if law.once and share == 1 and math.isclose(rate * count, 1.0):
-        profile = BallsAndBinsProfile(sigma, count, epochs)
+        profile = BallsAndBinsProfile(sigma, count, epochs * runs)
     else:
-        profile = PoissonProfile(sigma, rate * share, epochs * (1 if law.once else count))
+        times = 1 if law.once else count
+        profile = PoissonProfile(sigma, rate * share, runs * epochs * times)
     return profile.epsilon(delta)
 
 
-def _kept_share(sampler: BatchSampler) -> float:
-    """Returns at most the probability that a drawn row is not cut off by the cap."""
+def _cuts_itself(sampler: BatchSampler) -> bool:
+    """Returns True if a sampler's batches are cut by code of its own."""
+    kinds = BatchSampler, CappedBatchSampler
+    return all(type(sampler).passes is not kind.passes for kind in kinds)
+
+
+def _kept_share(sampler: BatchSampler, law: RowLaw, rate: float) -> float:
+    """Returns a lower bound on the probability that a drawn row is kept."""
     cap = sampler.shard_batch_size
-    if isinstance(sampler, CappedBatchSampler):
-        if not sampler.truncates:
+    if not _cuts_itself(sampler):
+        if not (isinstance(sampler, CappedBatchSampler) and sampler.truncates):
             return 1.0
         return -math.expm1(sampler.cap(cap).log_dropped_if_drawn())
-    if type(sampler).passes is not BatchSampler.passes:
-        # It may cut batches to the cap: of X rows, of mean <= 1 + b, a share min(1, cap / X) stays.
-        return cap / (cap + 1 + sampler.expected_batch_size / sampler.num_shards)
-    return 1.0
+    if not isinstance(law, IndependentRows):
+        return 0.0
+    # It may cut batches to the cap: of X rows, of mean <= 1 + n q, a share min(1, cap / X) stays.
+    return cap / (cap + 1 + sampler.num_examples * rate)
 
 
 def _above(cost: Bound) -> float:

@@ -14,6 +14,7 @@ from accounting import PrivacyProfile
 from accounting.profile import UpperEnd
 from samplers import BatchSampler
 from samplers.attempts import Attempt, check_attempts
+from samplers.registry import code_digest
 
 if TYPE_CHECKING:
     from dpsgd.core.state import Scales
@@ -71,6 +72,11 @@ class Noise(abc.ABC):
         """
         del like
         return ()
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Reads the class's file for `code_digest`."""
+        super().__init_subclass__(**arguments)
+        code_digest(cls)
 
     @abc.abstractmethod
     def add(

@@ -126,9 +126,9 @@ def _check_own_draws(history: History, drawing: str) -> None:
     parts = own_code(history.attempts[0].terms.mechanism)
     if parts and any(a.steps and a.drawing != drawing for a in history.attempts):
         raise LedgerError(
-            f"the {' or the '.join(parts)} draws otherwise than when steps were declared, so that "
-            "new code would price old steps: restore the modules that it imports, or start a new "
-            "run (the cost of these steps remains)"
+            f"the {' or the '.join(parts)} draws otherwise than when its steps were declared: a "
+            "module that it imports changed; restore that module, or start a new run (the cost of "
+            "these steps remains)"
         )
 
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpsgd.core.cost import cost, without_initial
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.segments import Part, check_together
 from dpsgd.files import parse_json
+from dpsgd.runs.drawing import own_code
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Selection, Terms
 from samplers.registry import UnknownPart
@@ -66,6 +70,8 @@ class History:
         a finished run; empty before.
       selection: Private selection that the first line declares; None for a run. The only attempt
         of its ledger is the released model.
+      price: `price_of` an own sampler or noise when the run began, until it has been checked; None
+        for parts of this package.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
@@ -73,6 +79,7 @@ class History:
     audit: str = ""
     released: str = ""
     selection: Selection | None = None
+    price: list[float] | None = field(default=None, compare=False)
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> History:
@@ -171,6 +178,26 @@ class History:
         """SHA-256 digests of trained models that began the run."""
         return {release.initial.sha256 for release in self.parts if release.initial}
 
+    def check_price(self) -> None:
+        """Refuses an own sampler or noise that prices a complete run otherwise than at its start.
+
+        Modules that its file imports, and classes without a file, show in the price alone.
+
+        Raises:
+          LedgerError: if the price in the first line differs.
+        """
+        if self.price is None:
+            return
+        terms = self.attempts[0].terms
+        now = price_of(terms)
+        if len(now) != len(self.price) or not np.allclose(now, self.price, rtol=1e-6, atol=0.0):
+            raise LedgerError(
+                f"the {' or the '.join(own_code(terms.mechanism))} prices the run otherwise than "
+                "when it began: a module that it imports changed; restore that module, or start a "
+                "new run (the cost of these steps remains)"
+            )
+        self.price = None
+
     def guarantee(self, *earlier: History) -> Guarantee:
         """Returns the guarantee of all declared steps.
 
@@ -178,9 +205,12 @@ class History:
           earlier: Finished runs, for the guarantee of a unit with rows in each of the runs.
 
         Raises:
-          ValueError: if one of several runs is not finished, or `check_together` refuses them.
+          ValueError: if one of several runs is not finished, `check_together` refuses them, or
+            `check_price` does.
         """
         runs = (*earlier, self)
+        for run in runs:
+            run.check_price()
         releases = [release for run in runs for release in run.parts]
         if earlier:
             if not all(run.released for run in runs):
@@ -261,8 +291,16 @@ class History:
                 raise ValueError("it lacks a nonce, which tells runs apart")
             if self.selection is not None:
                 self.selection.check_released(terms)
+            self.price = checked(body.get("price"), list[float] | None, "price")
         dataclasses.replace(terms.plan, steps=steps)
         self.attempts.append(Attempt(index, terms, steps, drawing, environment, head))
+
+
+def price_of(terms: Terms) -> list[float]:
+    """Returns the ends of a complete run's epsilon; infinity is the largest float, for JSON."""
+    epsilon = cost([terms.plan], terms.delta).epsilon
+    ends = (epsilon.lower, epsilon.upper) if epsilon else ()
+    return [min(end, sys.float_info.max) for end in ends]
 
 
 def line_of(body: dict[str, Any], previous: str) -> tuple[bytes, str]:

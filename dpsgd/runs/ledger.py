@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.files import PUBLIC, fsync_folder, lock, open_own
-from dpsgd.runs.history import Attempt, History, LedgerError, line_of, missing_error
+from dpsgd.runs.drawing import own_code
+from dpsgd.runs.history import Attempt, History, LedgerError, line_of, missing_error, price_of
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import to_json
 from dpsgd.runs.terms import Terms
@@ -143,6 +144,8 @@ class Ledger:
             if not index:
                 nonce = "" if terms.plan.reproducible_noise else secrets.token_hex(16)
                 body |= {"nonce": nonce, **terms.record()}
+                if own_code(terms.mechanism):
+                    body["price"] = price_of(terms)
             self._append({**body, "environment": to_json(environment)})
         self._follow()
         return self.history.attempts[-1]

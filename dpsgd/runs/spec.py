@@ -43,7 +43,7 @@ from dpsgd.noise.registry import NOISES
 from dpsgd.removed import removal_notice
 from dpsgd.runs.records import build, checked, near, to_json
 from samplers import BatchSampler, Population
-from samplers.registry import Registry, code_digest
+from samplers.registry import Registry
 from samplers.settings import SAMPLERS, SamplerSettings, settings_of
 
 if TYPE_CHECKING:
@@ -366,8 +366,6 @@ class RunSpec(Record):
                 named = ", ".join(kind.__name__ for kind in kinds.values())
                 raise ValueError(f"{name} must be one of {named}, got {choice!r}")
         super().__post_init__()
-        kind: Any = type(self.sampler)
-        code_digest(kind)  # before its file is edited
         if not isinstance(self.sampler, SamplerSettings | BatchSampler):
             raise ValueError(
                 'sampler must be settings, such as samplers.settings.SETTINGS["poisson"](), or a '

@@ -83,7 +83,7 @@ def _segment_from_record(body: Mapping[str, Any], **more: Any) -> Segment:
 def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
     """Returns a mechanism's terms as JSON values.
 
-    They determine its privacy cost, with the code of a sampler or noise of one's own, `own_code`.
+    They determine its privacy cost, together with the code of an own sampler or noise.
 
     >>> from samplers import Poisson
     >>> mechanism = Mechanism(Poisson(1_000, batch_size=50), 1.0, l2_clip_norm=4.0)
@@ -126,9 +126,10 @@ def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
         noise=NOISES.read(noise, ("noise",)),
         **fields_of(Mechanism, body, ("noise_multiplier", "full_sums")),
     )
-    began = checked(body.get("code", {}), dict[str, str], "code")
     for name, code in own_code(mechanism).items():
-        if began.get(name) != code:
+        if "code" not in body:
+            raise ValueError(f"it is of an earlier version, without a digest of the {name}'s file")
+        if checked(body["code"], dict[str, str], "code").get(name) != code:
             raise UnknownPart(
                 f"the file of the {name} changed after the run began, and its new code would "
                 "price old steps: restore the file, or start a new run (the cost of these steps "

@@ -181,6 +181,9 @@ class _Steps:
             count += 1
         note = f"; gradients were measured, as {self._why_measured}" if self._why_measured else ""
         numbers = f"{self._releases.cast.size:,} numbers"
+        if not self._steady.size:
+            why = "all gradients are 0 at these parameters, so that noise alone was compared"
+            return CheckResult.skipped(STEP, why)
         detail = f"{count} releases of {self._steady.size} examples, {numbers}"
         return CheckResult(STEP, True, detail + note)
 

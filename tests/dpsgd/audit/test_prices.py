@@ -1,5 +1,6 @@
 """Stated costs are held against that of one example whose fellows' gradients are 0."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from samplers import (
     Shuffle,
     UnitsThenPoisson,
     UnitTree,
+    UserPoisson,
 )
 
 SIZES = 640, 32, 4
@@ -90,6 +92,11 @@ def of_one_epoch(kind):
     return with_costs(kind, privacy=privacy, privacy_of=privacy_of)
 
 
+def of_one_attempt(kind):
+    """A sampler that states the cost of one run, whatever is released."""
+    return with_costs(kind, privacy_of=lambda self, sigma, attempts, **how: self.privacy(sigma))
+
+
 def quiet_run(kind):
     """A part that states the cost of a complete run at more noise."""
 
@@ -122,9 +129,35 @@ SOUND = {
 @pytest.mark.parametrize("sound", SOUND.values(), ids=SOUND)
 def test_a_sampler_that_states_less_than_its_cost_is_refused(sound):
     assert all(check.passed for check in cost_checks(sound, 1.0, delta=1e-3))
-    for change in (of_one_epoch, quiet_run, quiet_on_the_same_rows):
+    for change in (of_one_epoch, of_one_attempt, quiet_run, quiet_on_the_same_rows):
         own = change(type(sound))(**sound.terms())
         assert not all(check.passed for check in cost_checks(own, 1.0, delta=1e-3)), change
+
+
+def priced(sampler, profile):
+    """A sampler with the law of another, that states `profile(sigma)` for each attempt."""
+    return with_costs(
+        type(sampler),
+        privacy=lambda self, sigma: profile(sigma),
+        privacy_of=lambda self, sigma, attempts, **how: profile(sigma / math.sqrt(len(attempts))),
+    )(**sampler.terms())
+
+
+CHEAP = {
+    "one step of many bins": (
+        BallsAndBins(5000, 1, 4, overflow="accumulate"),
+        lambda sigma: PoissonProfile(sigma, 1 / 5000, 4),
+    ),
+    "rows in place of users": (
+        UserPoisson(640, 32, 1, max_contributions=4),
+        Poisson(640, 32, 1).privacy,
+    ),
+}
+
+
+@pytest.mark.parametrize(("sampler", "profile"), CHEAP.values(), ids=CHEAP)
+def test_the_price_of_another_sampler_is_refused(sampler, profile):
+    assert not all(check.passed for check in cost_checks(priced(sampler, profile), 1.0, 1e-6))
 
 
 def test_a_sound_sampler_with_the_shape_of_a_tree_is_not_refused():

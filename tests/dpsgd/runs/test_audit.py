@@ -222,6 +222,29 @@ def test_runs_that_differ_in_values_of_the_state_share_an_audit(monkeypatch):
     assert len(made) == 3
 
 
+@dataclasses.dataclass(frozen=True)
+class Flat(Line):
+    """A line whose first weights, and the gradients there, are 0 in runs of seed 0."""
+
+    def init(self, seed):
+        return jax.tree.map(lambda x: x * np.float32(seed), super().init(seed))
+
+    def loss(self, params, example):
+        return sum(jax.numpy.sum(x**2) for x in jax.tree.leaves(params)) * example["y"]
+
+
+def test_an_audit_without_gradients_is_not_shared(monkeypatch):
+    made, sound, flat = [], job.audit_program, Flat()
+    monkeypatch.setattr(job, "audit_program", lambda *x, **y: made.append(0) or sound(*x, **y))
+    for seed, count in ((0, 1), (1, 2), (2, 2)):
+        planned = Job.of_task(
+            flat, resolved(config_of(audit=True, init_seed=seed), Population(160))
+        )
+        verdict = planned.audit(planned.start())
+        assert ("all gradients are 0" in verdict) == (seed == 0), verdict
+        assert len(made) == count
+
+
 def test_audit_is_repeated_for_a_program_that_is_compiled_again(monkeypatch):
     """A task that is changed in place trains another program once its first is dropped."""
     made, job = audits(monkeypatch), job_of()

@@ -447,6 +447,37 @@ def test_a_price_needs_the_own_code_that_its_run_used(tmp_path, monkeypatch):
     assert mechanism_from_record(record) == restored
 
 
+HELPED = """import dataclasses, helping
+from samplers import Poisson
+
+@dataclasses.dataclass(frozen=True)
+class Helped(Poisson):
+    def privacy(self, sigma):
+        return super().privacy(helping.FACTOR * sigma)
+"""
+
+
+def test_a_ledger_is_not_priced_by_a_changed_module_of_an_own_part(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def helped(factor):
+        written_part(tmp_path, monkeypatch, f"FACTOR = {factor}", "helping")
+        return written_part(tmp_path, monkeypatch, HELPED, "edited_helped")
+
+    part, path = helped(1), tmp_path / "ledger.jsonl"
+    plan = Segment(Mechanism(part.Helped(160, 16), 1.0, 1.0), rows="r")
+    Ledger.create(path, Terms(plan, 1e-5)).close()
+    with Ledger.open(path) as ledger:
+        ledger.declare(range(plan.mechanism.num_steps))
+    epsilon = read(path).guarantee().epsilon
+    helped(9)
+    with pytest.raises(LedgerError, match="edited_helped:Helped prices the run otherwise"):
+        read(path).guarantee()
+    helped(1)
+    assert read(path).guarantee().epsilon == epsilon
+
+
 def test_a_ledger_prices_an_own_noise_on_draws_from_a_tree(tmp_path):
     tree = UnitTree.even((20, 8), ("store",))
     sampler = UnitsThenPoisson(tree, (4,), 0.5, steps=20)

@@ -397,7 +397,7 @@ REFUSED = [
         of_mechanism(BallsAndBins(N, B, cycle_length=2), BandedToeplitz((1, 0.5))),
         "lazy tables take Independent",
     ),
-    (of_mechanism(Poisson(N, B, overflow="accumulate")), "several passes"),
+    (of_mechanism(Poisson(N, B, overflow="accumulate")), "one pass per step"),
     (lambda: LazyTables("fast"), "learning_rate"),
     (lambda: LazyTables(0.1, momentum=None), "momentum"),
     (lambda: LazyTables(0.1, momentum=1), "momentum must lie in"),  # as all that no run has
