@@ -152,7 +152,7 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
     """Returns the frozen dataclass of a sampler's settings.
 
     Raises:
-      ValueError: If the sampler is no frozen dataclass.
+      ValueError: If the sampler is not a frozen dataclass.
     """
     hints = field_types(SAMPLERS.check(kind))
     fields: list[tuple[str, Any, Any]] = []

@@ -143,7 +143,7 @@ def _check_declared(history: History, saved: Checkpoint) -> None:
     if not declared.start <= saved.step <= declared.stop:
         raise LedgerError(
             f"{name} is not of this run, whose ledger declared steps {declared.start:,} to "
-            f"{declared.stop:,} at its writing: restore the checkpoint of this run"
+            f"{declared.stop:,} when it was written: restore the checkpoint of this run"
         )
 
 

@@ -158,7 +158,7 @@ class History:
         """
         if head not in self.lines:
             raise LedgerError(
-                f"the ledger lacks the last line that {holder} names: it was rolled back or "
+                f"the ledger lacks the last line that {holder} refers to: it was rolled back or "
                 "replaced, so the privacy cost cannot be computed; restore the newer ledger"
             )
 
