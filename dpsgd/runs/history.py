@@ -299,8 +299,8 @@ class History:
 def price_of(terms: Terms) -> list[float]:
     """Returns the ends of a complete run's epsilon; infinity is the largest float, for JSON."""
     epsilon = cost([terms.plan], terms.delta).epsilon
-    ends = (epsilon.lower, epsilon.upper) if epsilon else ()
-    return [min(end, sys.float_info.max) for end in ends]
+    bounds = (epsilon.lower, epsilon.upper) if epsilon else ()
+    return [min(bound, sys.float_info.max) for bound in bounds]
 
 
 def line_of(body: dict[str, Any], previous: str) -> tuple[bytes, str]:

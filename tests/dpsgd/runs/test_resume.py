@@ -457,7 +457,7 @@ class Helped(Poisson):
 """
 
 
-def test_a_ledger_is_not_priced_by_a_changed_module_of_an_own_part(tmp_path, monkeypatch):
+def test_a_ledger_is_not_priced_by_a_changed_own_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
