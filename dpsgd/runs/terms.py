@@ -128,7 +128,10 @@ def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
     )
     for name, code in own_code(mechanism).items():
         if "code" not in body:
-            raise ValueError(f"it is of an earlier version, without a digest of the {name}'s file")
+            raise UnknownPart(
+                f"it is of an earlier version, without a digest of the file of the {name}: train "
+                "anew, and read the old ledger with that version"
+            )
         if checked(body["code"], dict[str, str], "code").get(name) != code:
             raise UnknownPart(
                 f"the file of the {name} changed after the run began, and its new code would "
