@@ -189,8 +189,9 @@ def _least_cost(
     compared = np.array(steps[:: -(-len(steps) // _STEPS)])
     rates = law.rate(examples[:, None], compared)
     rates = np.broadcast_to(rates, (examples.size, compared.size))
-    busiest = examples[np.argmax(np.count_nonzero(rates == rates.max(), axis=1))]
-    rates = np.broadcast_to(law.rate(busiest, np.array(steps)), len(steps))
+    busiest = int(np.argmax(np.count_nonzero(rates == rates.max(), axis=1)))
+    rates = law.rate(examples[[busiest], None], np.array(steps))
+    rates = np.broadcast_to(rates, (1, len(steps)))
     rate = float(rates.max())
     count, share = int(np.count_nonzero(rates == rate)), _kept_share(sampler, law, rate)
     if rate * share == 0:
