@@ -291,6 +291,8 @@ def _texts(array: pa.Array, column: str, expected: str) -> pa.Array:
         return array.cast(pa.binary()).view(pa.string())  # bytes that no text has
     if types.is_null(array.type):
         return array.cast(pa.string())
+    if types.is_floating(array.type):  # 17 is 17 in one file, and 17.0 in another
+        expected += ": convert whole numbers to integers, in pandas by astype('Int64')"
     if not types.is_string(array.type):
         raise ColumnError(f"holds {array.type}, expected {expected}", column=column)
     return array

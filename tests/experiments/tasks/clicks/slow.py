@@ -85,10 +85,11 @@ def slow_lines(data: bytes, name: str):
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except (OSError, EOFError, zlib.error):
         raise Refused("gzip") from None
-    *lines, last = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    lines = [line.removesuffix(b"\r") for line in lines] + [last] * bool(last)
-    if not any(lines):
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if not data.strip(b"\r\n"):
         raise Refused(None)
+    *lines, last = data.split(b"\n")
+    lines = [line.removesuffix(b"\r") for line in lines] + [last] * bool(last)
     names = FORMATS[name].layouts[0]
     for number, line in enumerate(lines, start=1):
         fields = line.decode("utf-8", "surrogateescape").split("\t")
