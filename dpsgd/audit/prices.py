@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accounting import BallsAndBinsProfile, PoissonProfile, PrivacyProfile, ShuffleProfile
+from accounting import (
+    BallsAndBinsProfile,
+    PoissonProfile,
+    PrivacyProfile,
+    ShuffleProfile,
+    UserPoissonProfile,
+)
 from accounting.profile import EPSILON_TOLERANCE, Bound, wanted_width
 from dpsgd.audit.report import CheckResult
 from dpsgd.core.noise import Noise
@@ -26,7 +32,7 @@ COSTS = "its costs are proved intervals"
 DELTA = 1e-6
 """Default delta at which costs are compared."""
 
-_EXAMPLES, _STEPS = 64, 4096  # most examples and steps whose rates are compared
+_STEPS, _RATES = 4096, 2**22  # most steps and entries whose rates are compared
 
 
 def own_price_checks(
@@ -167,7 +173,8 @@ def _least_cost(
     """Returns a lower bound on the cost of some steps, 0 without a law or with a tree's shape.
 
     It is the cost of the example with the highest rate, counting only steps in which it has that
-    rate, if all other gradients are 0. Orders of whole epochs and users have bounds of their own.
+    rate, if all other gradients are 0. Users have several such examples, and orders of whole epochs
+    a bound of their own. Profiles of this package price it, not the methods of the sampler.
 
     Args:
       sampler: Sampler of the run.
@@ -180,13 +187,9 @@ def _least_cost(
         return Bound(0.0, 0.0)
     steps, epochs, runs = taken
     whole_epochs = len(steps) == law.steps_per_epoch
-    complete = whole_epochs and epochs == sampler.epochs
-    if complete and isinstance(sampler, UserPoisson) and not _cuts_itself(sampler):
-        return UserPoisson.privacy_of(sampler, sigma, [range(sampler.num_steps)] * runs).epsilon(
-            delta
-        )
-    examples = np.unique(np.linspace(0, sampler.num_examples - 1, _EXAMPLES).astype(np.int64))
     compared = np.array(steps[:: -(-len(steps) // _STEPS)])
+    last, most = sampler.num_examples - 1, _RATES // compared.size
+    examples = np.unique(np.linspace(0, last, min(last + 1, most)).round().astype(np.int64))
     rates = law.rate(examples[:, None], compared)
     rates = np.broadcast_to(rates, (examples.size, compared.size))
     busiest = int(np.argmax(np.count_nonzero(rates == rates.max(), axis=1)))
@@ -197,7 +200,8 @@ def _least_cost(
     if rate * share == 0:
         return Bound(0.0, 0.0)
     # Probability that a participation is cut, at most: it moves the delta of a removal by as much.
-    cut = runs * epochs * count * rate * (1 - share)
+    rows = sampler.max_contributions if isinstance(sampler, UserPoisson) else 1
+    cut = rows * runs * epochs * count * rate * (1 - share)
     if cut < delta:
         share, delta = 1.0, delta + cut
     if share == 1 and whole_epochs and isinstance(law, RandomOrders) and (law.redrawn or runs == 1):
@@ -211,8 +215,10 @@ def _least_cost(
     if law.once and share == 1 and math.isclose(rate * count, 1.0):
         profile = BallsAndBinsProfile(sigma, count, epochs * runs)
     else:
-        times = 1 if law.once else count
-        profile = PoissonProfile(sigma, rate * share, runs * epochs * times)
+        releases = runs * epochs * (1 if law.once else count)
+        profile = PoissonProfile(sigma, rate * share, releases)
+        if rows > 1 and share == 1 and isinstance(law, IndependentRows):
+            profile = UserPoissonProfile(sigma, releases, rate, rows)
     return profile.epsilon(delta)
 
 
