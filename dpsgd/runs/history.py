@@ -19,7 +19,7 @@ import numpy as np
 
 from dpsgd.core.cost import cost, without_initial
 from dpsgd.core.guarantee import Guarantee
-from dpsgd.core.segments import Part, check_together
+from dpsgd.core.segments import Part, Segment, check_together
 from dpsgd.files import parse_json
 from dpsgd.runs.drawing import own_code
 from dpsgd.runs.records import checked
@@ -70,8 +70,8 @@ class History:
         a finished run; empty before.
       selection: Private selection that the first line declares; None for a run. The only attempt
         of its ledger is the released model.
-      price: `price_of` an own sampler or noise when the run began, until it has been checked; None
-        for parts of this package.
+      price: Price of own samplers and noises when the run or selection began, see `price_of`, until
+        it has been checked; None for parts of this package.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
@@ -179,7 +179,7 @@ class History:
         return {release.initial.sha256 for release in self.parts if release.initial}
 
     def check_price(self) -> None:
-        """Refuses an own sampler or noise that prices a complete run otherwise than at its start.
+        """Refuses own samplers and noises that state another price than in the first line.
 
         Modules that its file imports, and classes without a file, show in the price alone.
 
@@ -188,11 +188,12 @@ class History:
         """
         if self.price is None:
             return
-        terms = self.attempts[0].terms
-        now = price_of(terms)
+        now = price_of(self.selection or self.attempts[0].terms)["price"]
         if len(now) != len(self.price) or not np.allclose(now, self.price, rtol=1e-6, atol=0.0):
+            mechanisms = [mechanism for piece in self.parts for mechanism in piece.mechanisms]
+            names = dict.fromkeys(name for mechanism in mechanisms for name in own_code(mechanism))
             raise LedgerError(
-                f"the {' or the '.join(own_code(terms.mechanism))} prices the run otherwise than "
+                f"the {' or the '.join(names)} prices the run otherwise than "
                 "when it began: a module that it imports changed; restore that module, or start a "
                 "new run (the cost of these steps remains)"
             )
@@ -241,6 +242,8 @@ class History:
         """
         if self.released:
             raise ValueError("it follows the line that closes the ledger")
+        if not self.lines:
+            self.price = checked(body.get("price"), list[float] | None, "price")
         if "released" in body:
             last = self.attempts[-1]
             if last.steps.stop != last.terms.mechanism.num_steps:
@@ -291,16 +294,26 @@ class History:
                 raise ValueError("it lacks a nonce, which tells runs apart")
             if self.selection is not None:
                 self.selection.check_released(terms)
-            self.price = checked(body.get("price"), list[float] | None, "price")
         dataclasses.replace(terms.plan, steps=steps)
         self.attempts.append(Attempt(index, terms, steps, drawing, environment, head))
 
 
-def price_of(terms: Terms) -> list[float]:
-    """Returns the ends of a complete run's epsilon; infinity is the largest float, for JSON."""
-    epsilon = cost([terms.plan], terms.delta).epsilon
-    bounds = (epsilon.lower, epsilon.upper) if epsilon else ()
-    return [min(bound, sys.float_info.max) for bound in bounds]
+def price_of(terms: Terms | Selection) -> dict[str, list[float]]:
+    """Returns the price of own samplers and noises, for a ledger's first line; else nothing.
+
+    It has the bounds on epsilon of a selection, or of a run, and of the run after an attempt at its
+    first half. Infinity is the largest float, for JSON.
+    """
+    plan = terms.trials() if isinstance(terms, Selection) else terms.plan
+    if not any(map(own_code, plan.mechanisms)):
+        return {}
+    releases: list[list[Part]] = [[plan]]
+    if isinstance(plan, Segment):
+        half = range(-(-plan.mechanism.num_steps // 2))
+        releases.append([dataclasses.replace(plan, steps=half), plan])
+    costs = [cost(pieces, terms.delta).epsilon for pieces in releases]
+    bounds = [bound for epsilon in costs if epsilon for bound in (epsilon.lower, epsilon.upper)]
+    return {"price": [min(bound, sys.float_info.max) for bound in bounds]}
 
 
 def line_of(body: dict[str, Any], previous: str) -> tuple[bytes, str]:

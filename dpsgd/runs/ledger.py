@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.files import PUBLIC, fsync_folder, lock, open_own
-from dpsgd.runs.drawing import own_code
 from dpsgd.runs.history import Attempt, History, LedgerError, line_of, missing_error, price_of
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import to_json
@@ -143,9 +142,7 @@ class Ledger:
             body: dict[str, Any] = {"attempt": index, "first_step": step, "drawing": drawing}
             if not index:
                 nonce = "" if terms.plan.reproducible_noise else secrets.token_hex(16)
-                body |= {"nonce": nonce, **terms.record()}
-                if own_code(terms.mechanism):
-                    body["price"] = price_of(terms)
+                body |= {"nonce": nonce, **terms.record(), **price_of(terms)}
             self._append({**body, "environment": to_json(environment)})
         self._follow()
         return self.history.attempts[-1]

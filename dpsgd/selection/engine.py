@@ -22,7 +22,7 @@ from accounting import TrialCount
 from dpsgd.files import destroy, make_folder, write_atomically
 from dpsgd.runs.attempts import STOP
 from dpsgd.runs.directory import SECRETS, RunDirectory
-from dpsgd.runs.history import NO_HEAD, History, line_of
+from dpsgd.runs.history import NO_HEAD, History, line_of, price_of
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.run import resume, run
@@ -124,7 +124,8 @@ def _begin(wanted: Candidates, folder: RunDirectory, progress: Callable[[str], N
     selection = wanted.declared(secret)
     wanted.rehearse(selection, progress)
     with RunDirectory.create(folder.path) as directory:
-        content, head = line_of({"selection": selection.record()}, NO_HEAD)
+        body = {"selection": selection.record(), **price_of(selection)}
+        content, head = line_of(body, NO_HEAD)
         make_folder(directory.path / SECRETS, 0o700)
         secret.save(directory.path / SECRETS / SECRET_FILE, head)
         write_atomically(directory.ledger_path, lambda file: file.write(content))

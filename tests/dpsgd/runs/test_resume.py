@@ -453,7 +453,10 @@ from samplers import Poisson
 @dataclasses.dataclass(frozen=True)
 class Helped(Poisson):
     def privacy(self, sigma):
-        return super().privacy(helping.FACTOR * sigma)
+        return super().privacy(helping.WHOLE * sigma)
+
+    def privacy_of(self, sigma, attempts, **how):
+        return super().privacy_of(helping.PARTS * sigma, attempts, **how)
 """
 
 
@@ -461,20 +464,21 @@ def test_a_ledger_is_not_priced_by_a_changed_own_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
-    def helped(factor):
-        written_part(tmp_path, monkeypatch, f"FACTOR = {factor}", "helping")
+    def helped(whole, parts):
+        written_part(tmp_path, monkeypatch, f"WHOLE, PARTS = {whole}, {parts}", "helping")
         return written_part(tmp_path, monkeypatch, HELPED, "edited_helped")
 
-    part, path = helped(1), tmp_path / "ledger.jsonl"
-    plan = Segment(Mechanism(part.Helped(160, 16), 1.0, 1.0), rows="r")
+    part, path = helped(1, 1), tmp_path / "ledger.jsonl"
+    plan = Segment(Mechanism(part.Helped(160, 16, max_batch_size=160), 1.0, 1.0), rows="r")
     Ledger.create(path, Terms(plan, 1e-5)).close()
     with Ledger.open(path) as ledger:
         ledger.declare(range(plan.mechanism.num_steps))
     epsilon = read(path).guarantee().epsilon
-    helped(9)
-    with pytest.raises(LedgerError, match="edited_helped:Helped prices the run otherwise"):
-        read(path).guarantee()
-    helped(1)
+    for changed in ((9, 1), (1, 1.01)):
+        helped(*changed)
+        with pytest.raises(LedgerError, match="edited_helped:Helped prices the run otherwise"):
+            read(path).guarantee()
+    helped(1, 1)
     assert read(path).guarantee().epsilon == epsilon
 
 

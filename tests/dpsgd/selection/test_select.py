@@ -41,7 +41,7 @@ from dpsgd.files import destroy
 from dpsgd.models.model import export, read_model
 from dpsgd.runs import job
 from dpsgd.runs.directory import SECRETS, RunDirectory
-from dpsgd.runs.history import LedgerError, line_of
+from dpsgd.runs.history import NO_HEAD, LedgerError, line_of
 from dpsgd.runs.mechanism import resolved
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped
@@ -50,7 +50,7 @@ from dpsgd.selection import engine
 from dpsgd.selection.candidates import Candidates, spec_of_trial
 from dpsgd.selection.vault import Vault, VaultSecret
 from samplers import Deterministic, Poisson, Population
-from samplers.settings import SETTINGS
+from samplers.settings import SETTINGS, settings_of
 
 RELEASED = {
     "config.json", "data_not_private.json", "environment.json", "guarantee.json",
@@ -479,6 +479,25 @@ def test_unequal_candidates_cost_what_the_dearest_does(differing, dearest):
     found = cost([Selection(COUNT, terms, ({}, {}), SCORE, "lower", {}).trials()], 1e-5)
     assert found.epsilon.upper == pytest.approx(upper[1], rel=1e-6)
     assert found.total_variation.upper >= attack_advantage(dear.privacy()).upper
+
+
+@dataclass(frozen=True)
+class Own(Deterministic):
+    """A known order by another name."""
+
+
+def test_a_selection_is_not_priced_by_changed_own_code(trained, tmp_path):
+    out = tmp_path / "out"
+    with scripted(trained), stopped():
+        select(out, grid(sampler=settings_of(Own)(batch_size=16, epochs=3)))
+    ledger = RunDirectory(out).ledger_path
+    assert RunDirectory(out).history().guarantee().epsilon.upper == cost_of_whole()
+    body = json.loads(ledger.read_bytes())
+    assert body.pop("hash")
+    body["price"][1] /= 2
+    ledger.write_bytes(line_of(body, NO_HEAD)[0])
+    with pytest.raises(LedgerError, match="Own prices the run otherwise"):
+        RunDirectory(out).history().guarantee()
 
 
 def test_a_ledger_that_releases_what_was_not_declared_is_refused(trained, tmp_path):
