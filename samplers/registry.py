@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -42,7 +43,8 @@ def import_module(name: str) -> Any:
         raise ValueError(f"{name} cannot be imported: {reason}") from error
 
 
-_PACKAGES = {"dpsgd", "samplers", "accounting", *sys.stdlib_module_names}
+_PACKAGES = {"dpsgd", "samplers", "accounting"}
+_STANDARD = Path(os.__file__).parent  # of Python's own modules: another file may have such a name
 
 
 @functools.cache
@@ -56,7 +58,9 @@ def code_digest(kind: Any) -> str:
     for name in modules:
         file = getattr(sys.modules.get(name), "__file__", None)
         package = name.partition(".")[0]
-        if package not in _PACKAGES and file and Path(file).is_file():
+        if package in _PACKAGES or not (file and Path(file).is_file()):
+            continue
+        if package not in sys.stdlib_module_names or not Path(file).is_relative_to(_STANDARD):
             digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
     return digest.hexdigest()
 

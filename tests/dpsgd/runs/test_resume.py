@@ -415,9 +415,9 @@ def written_part(tmp_path, monkeypatch, text, name="edited_parts"):
 
 
 SOURCES = {
-    "edited_base": "from own_sampler import Coins\nclass Base(Coins): ...",
-    "edited_sampler": "import dataclasses, edited_base\n@dataclasses.dataclass(frozen=True)\n"
-    "class Batches(edited_base.Base): ...",
+    "this": "from own_sampler import Coins\nclass Base(Coins): ...",  # as a module of Python
+    "edited_sampler": "import dataclasses, this\n@dataclasses.dataclass(frozen=True)\n"
+    "class Batches(this.Base): ...",
     "edited_noise": "import dataclasses, dpsgd\n@dataclasses.dataclass(frozen=True)\n"
     "class Fresh(dpsgd.Independent): ...",
 }
