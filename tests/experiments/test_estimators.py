@@ -240,7 +240,7 @@ def test_few_rows_with_public_bounds_are_learned_from():
     assert fmean(found) >= 0.97
 
 
-@pytest.mark.short("10")
+@pytest.mark.long
 @pytest.mark.parametrize("size", [10, 40])
 def test_square_data_are_trained(size):
     x = np.random.default_rng(size).uniform(-1, 1, (size, size))
@@ -248,6 +248,7 @@ def test_square_data_are_trained(size):
     assert found.guarantee_["epsilon_upper"] <= 3
 
 
+@pytest.mark.short("9-*")
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("transform", ["none", "log1p", "both"])
 @pytest.mark.parametrize("bounded", [0, 9, 12])

@@ -200,10 +200,8 @@ def module(monkeypatch, folder, tmp_path):
     return importlib.import_module("own_parts")
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [pytest.param(*pair, marks=pytest.mark.long if "audit" in pair else ()) for pair in PAIRS],
-)
+@pytest.mark.short("epsilon-noise", "calibrate-noise", "compare*-noise", "compare-sampler")
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_a_command_answers_alike_for_an_own_part(name, kind, command, monkeypatch):
     monkeypatch.setattr("experiments.figures.comparison.each", map)
     part, twin, _ = KINDS[kind]
@@ -223,6 +221,7 @@ CHEAP = {
 }
 
 
+@pytest.mark.short("epsilon-Cheap*-noise-*", "calibrate-Cheap-*", "compare-*", "*privacy-CheapA*")
 @pytest.mark.parametrize(("part", "kind", "check"), [(part, *of) for part, of in CHEAP.items()])
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("audit", "train")])
 def test_no_command_prints_a_price_below_the_cost(name, part, kind, check, command, monkeypatch):
@@ -240,6 +239,7 @@ RAISING = {
 }
 
 
+@pytest.mark.short("RaisingBatches")
 @pytest.mark.parametrize("part", RAISING)
 def test_an_error_of_an_own_part_is_one_line_with_its_place(part, command):
     kind, told = RAISING[part]
@@ -363,7 +363,7 @@ def test_a_ledger_executes_code_only_where_it_is_trusted(reader, command):
 
 def test_a_run_of_own_parts_is_resumed_priced_and_read(command, tmp_path):
     words = "train store sampler:own_parts:Batches --batch-size 100 --epochs 1 --learning-rate 0.01"
-    words += " --noise-multiplier 1 --begin --no-audit --out run"
+    words += " --noise-multiplier 1 --begin --no-audit --model linear --out run"
     for kind in OWN:
         own, _, settings = KINDS[kind]
         words += f" --{kind} own_parts:{own}"

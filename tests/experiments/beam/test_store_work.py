@@ -94,6 +94,7 @@ class Dying(Workers):
                 self.left = 0
 
 
+@pytest.mark.short("criteo-search*")
 def test_workers_that_die_lose_and_double_nothing(one_process, tmp_path, monkeypatch):
     name, files, local = one_process
     workers = Dying(3, monkeypatch)
@@ -138,6 +139,7 @@ def with_faults(files, folder, seed, count):
     return copies, [(copies[f], n + 1) for f, n in bad]
 
 
+@pytest.mark.short("criteo-search*")
 @pytest.mark.parametrize("range_bytes", [9_000, 1 << 26])
 @pytest.mark.parametrize("seed", range(2))
 def test_first_bad_line_of_each_file_is_named(one_process, tmp_path, range_bytes, seed):

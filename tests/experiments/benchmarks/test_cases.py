@@ -1,5 +1,6 @@
 """Benchmarks are one table of cases, which one command measures and records."""
 
+import functools
 import inspect
 import json
 import math
@@ -65,6 +66,7 @@ def own_function(monkeypatch):
     monkeypatch.setattr(case, "measured", measured, raising=False)
 
 
+@functools.cache
 def measure(size, minutes=math.inf, seconds=1.0, **options):
     """The record of one case."""
     one = Case("area", "name", "case.measured", {"size": size, "rounds": 2}, {}, seconds)

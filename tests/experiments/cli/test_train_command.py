@@ -111,9 +111,9 @@ def test_a_dry_run_states_facts_reads_no_row_and_writes_nothing(out, home, comma
 
 
 def test_a_dry_run_needs_neither_rows_nor_devices_nor_a_folder(command):
-    words = ["train", *SAMPLER, "--model", "linear", "--dry-run", "--num-examples", "46e3"]
+    words = ["train", *SAMPLER, "--model", "linear", "--dry-run", "--num-examples", "4600"]
     words += ["--max-buckets", "16"]
-    lines = command(*words, "--num-devices", "100", "--batch-size", "2000").splitlines()
+    lines = command(*words, "--num-devices", "100", "--batch-size", "200").splitlines()
     assert lines[0] == "steps: 23"
     places = int(re.fullmatch(r"batch: .* to ([\d,]+) places, \d+ on each of 100 devices",
                               lines[1])[1].replace(",", ""))  # fmt: skip

@@ -65,7 +65,7 @@ def test_hockey_stick_bound_never_underflows_to_zero():
     assert hockey_stick_upper_bound(np.zeros(10), 1.0, beta=0.1, event_probability=0.0) > 0.0
 
 
-@pytest.mark.parametrize("truth", [0.002, 0.03, 0.15])
+@pytest.mark.parametrize("truth", [0.002, 0.15])
 def test_bennett_bounds_fail_no_more_often_than_beta(truth):
     rng, beta, trials, m = np.random.default_rng(1), 0.05, 2_000, 200
     # Values in {0, 0.2}: their second moment is a fifth of that of values in {0, 1}.
@@ -127,7 +127,7 @@ def test_estimates_agree_with_quadrature(
     assert abs(z_score(values, truth)) < 5.5
 
 
-@pytest.mark.short("None-add", "1.0-remove")
+@pytest.mark.short("1.0-remove")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("event_epsilon", [None, 1.0])
 def test_losses_of_fewer_ranks_are_stochastically_larger(direction, event_epsilon):
@@ -193,8 +193,8 @@ ESTIMATORS = [
     {"inequality": "bennett"},
     *({"sampled": "other bins", "inequality": way} for way in ("bennett", "chernoff-hoeffding")),
 ]
-CELLS = [(0.5, 2, 1.0), (0.35, 1_000, 3.0)]
-MORE = [(0.8, 3, 2.0), (0.5, 4_492, 4.0), (0.5, 36_000, 3.0)]
+CELLS = [(0.5, 2, 1.0)]
+MORE = [(0.35, 1_000, 3.0), (0.8, 3, 2.0), (0.5, 4_492, 4.0), (0.5, 36_000, 3.0)]
 CELLS += [pytest.param(*cell, marks=LONG) for cell in MORE]
 
 
@@ -242,7 +242,7 @@ def test_upper_ends_fall_in_epsilon_and_bound_a_single_bin(quadrature):
     assert quadrature(1.0, 1.0, 1, "remove") <= profile.delta(1.0).upper
 
 
-@pytest.mark.parametrize("bins", [1, 2, 3])
+@pytest.mark.parametrize("bins", [1, 2, pytest.param(3, marks=LONG)])
 def test_the_lower_tail_bounds_the_direction_add(quadrature, bins):
     for at in (0.2, 1.0, 3.0):
         truth = quadrature(at, 0.7, bins, "add")
@@ -299,12 +299,12 @@ FALSE_ALARM = 1e-6
 
 
 def test_multinomial_bins_of_a_shuffle_match_balls_and_bins():
-    n, bins, found = 5, 3, Counter()
-    for seed in range(2_500):
+    n, bins, found = 4, 3, Counter()
+    for seed in range(800):
         order = Shuffle(n, 2).shuffled(seed, 1)
         key = Key(seed, Stream.PARTICIPATION, 1, 1)  # words that the order does not use
         sizes = np.bincount(uniform_integers(key, bins, n), minlength=bins)
         found[sum(np.repeat(np.arange(bins), sizes) * bins**order)] += 1
-    # Each assignment of five examples to three bins is as likely.
+    # Each assignment of four examples to three bins is as likely.
     counts = [found[assignment] for assignment in range(bins**n)]
     assert stats.chisquare(counts).pvalue > FALSE_ALARM

@@ -83,7 +83,7 @@ def clicked(tmp_path_factory):
     """A run of clicks, beside its store."""
     folder = tmp_path_factory.mktemp("clicks")
     synthetic.write_store(folder / "store", 200, 0)
-    task = Clicks(folder / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
+    task = Clicks(folder / "store", model="linear", max_buckets=16)
     sampler = SETTINGS["deterministic"](batch_size=40, epochs=2)
     config = RunSpec.of(sampler, noise_multiplier=1.0, audit=False)
     dpsgd.run(task, config, folder / "clicked", name="clicks")

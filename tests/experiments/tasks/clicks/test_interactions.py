@@ -29,7 +29,7 @@ def of_interaction(kind):
     return pure_functions(sizes, DISPLAY_ADS), params, task.generated(ROWS)
 
 
-@pytest.mark.short("dot-dense", "cross-lazy")
+@pytest.mark.short("dot-dense")
 @pytest.mark.parametrize("tables", [None, LazyTables(RATE)], ids=["dense", "lazy"])
 @pytest.mark.parametrize("kind", ["dot", "cross"])
 def test_step_subtracts_the_mean_of_clipped_gradients(kind, tables):

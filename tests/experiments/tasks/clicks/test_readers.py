@@ -122,7 +122,7 @@ FIELDS = {
 
 
 @each_format
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=settings().max_examples // 4)
 @given(data=st.data())
 def test_files_and_rows_in_memory_are_read_as_by_the_slow_reader(tmp_path_factory, name, data):
     seed, draw = data.draw(st.integers(0, 2**64 - 1)), data.draw
@@ -184,6 +184,7 @@ def test_outcomes_change_nothing_unless_they_are_included(tmp_path):
             sponsored_search(include)
 
 
+@pytest.mark.long
 def test_real_rows_are_read_as_by_the_slow_reader(real_criteo_rows, real_search_rows):
     rows = slow_read(real_search_rows.read_bytes(), "search")
     assert_same(read(SEARCH, real_search_rows), slow_columns(rows, SEARCH))
@@ -236,7 +237,7 @@ def test_mutated_files_are_read_right_or_refused_at_a_bad_line(
     path = tmp_path_factory.getbasetemp() / "mutated"
     text = as_text(name, named(name, [VALID[name][row] for row in rows]), line_end=line_end)
     data = mutate(text.decode().encode(code), changes)
-    assume(data not in (b"\xef", b"\xef\xbb"))
+    assume(data.strip(b"\xef\xbb\xbf\r\n"))  # not empty
     data = data if zipped is None else mutate(gzip.compress(data, mtime=0), zipped)
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
@@ -376,15 +377,15 @@ def test_endless_rows_are_refused_without_reading_all_of_them(tmp_path, monkeypa
 
 
 def test_line_is_right_far_into_a_file_and_after_long_fields(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 19)
-    rows = GOOD * 5_000 + b"0," + b"z" * 200_000 + b",2,3,4\n\n" + b"0,a,2,3,4\n" * 40_000
+    monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 17)
+    rows = GOOD * 1_000 + b"0," + b"z" * 200_000 + b",2,3,4\n\n" + b"0,a,2,3,4\n" * 8_000
     (tmp_path / "t.csv").write_bytes(HEAD + rows + b"0,a,?,3,4\n")
-    with pytest.raises(DataError, match=r"t\.csv, line 50004, column age: found"):
+    with pytest.raises(DataError, match=r"t\.csv, line 10004, column age: found"):
         read(TABLE, tmp_path / "t.csv")
     assert csv.field_size_limit() == 131_072
 
 
-@pytest.mark.short("table", "parquet", "display")
+@pytest.mark.short("table", "parquet")
 @pytest.mark.parametrize("kind", [*FORMATS, "parquet"])
 def test_memory_is_that_of_a_few_blocks(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 16)
