@@ -4,6 +4,7 @@ English words stay English words: what is listed here said something in the proj
 """
 
 import ast
+import functools
 import re
 import statistics
 from pathlib import Path
@@ -36,6 +37,11 @@ PHRASES = (
 """Of documents, docstrings, messages and comments."""
 
 
+@functools.cache
+def parsed(file):
+    return ast.parse(file.read_text())
+
+
 def names_of(tree):
     for node in ast.walk(tree):
         for field in ("name", "id", "arg", "attr"):
@@ -46,7 +52,7 @@ def names_of(tree):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_identifier_is_one_that_was_given_up(package):
     for file in (ROOT / package).rglob("*.py"):
-        for name in names_of(ast.parse(file.read_text())):
+        for name in {*names_of(parsed(file))}:
             words = "_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() + "_"
             for old, new in NAMES.items():
                 assert not re.search(rf"_{old}s?_", words), f"{file}: {name}: say {new}"
