@@ -1,6 +1,7 @@
 """Every run is audited before it starts, by its own task's loss on rows that are nobody's."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from tiny_task import Line, config_of, line, run_and_stop, short_blocks
 
 from dpsgd import resume, run
-from dpsgd.audit.report import UNSEEN
+from dpsgd.audit.report import UNSEEN, AuditReport, CheckResult
+from dpsgd.audit.runtime.differential import ADDS_UP, STEP
 from dpsgd.core import gaussian
 from dpsgd.core.noise import Independent
 from dpsgd.core.segments import Segment
@@ -243,6 +245,14 @@ def test_an_audit_without_gradients_is_not_shared(monkeypatch):
         verdict = planned.audit(planned.start())
         assert ("all gradients are 0" in verdict) == (seed == 0), verdict
         assert len(made) == count
+
+
+def test_an_audit_of_sums_without_gradients_is_not_shared():
+    for name, shared in ((STEP, False), (ADDS_UP, True)):
+        skipped = (CheckResult.skipped(f"sums over all rows: {name}", "why"),)
+        make = functools.partial(AuditReport, skipped)
+        first, second = (audit.once(make, {}, run, (name,)) for _ in range(2))
+        assert (first is second) == shared
 
 
 def test_audit_is_repeated_for_a_program_that_is_compiled_again(monkeypatch):
