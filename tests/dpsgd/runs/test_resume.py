@@ -5,6 +5,7 @@ import errno
 import hashlib
 import importlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -480,6 +481,17 @@ def test_a_ledger_is_not_priced_by_a_changed_own_module(tmp_path, monkeypatch):
             read(path).guarantee()
     helped(1, 1)
     assert read(path).guarantee().epsilon == epsilon
+
+
+def test_a_ledger_has_the_infinite_price_of_an_own_sampler(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    written_part(tmp_path, monkeypatch, "WHOLE, PARTS = 1, 1", "helping")
+    part = written_part(tmp_path, monkeypatch, HELPED, "edited_helped")
+    sampler, path = part.Helped(160, 16, max_batch_size=16), tmp_path / "ledger.jsonl"  # often cut
+    Ledger.create(path, Terms(Segment(Mechanism(sampler, 4.0, 1.0), rows="r"), 1e-5)).close()
+    with Ledger.open(path) as ledger:
+        ledger.declare(range(sampler.num_steps))
+    assert read(path).guarantee().epsilon.upper == math.inf
 
 
 def test_a_ledger_prices_an_own_noise_on_draws_from_a_tree(tmp_path):
