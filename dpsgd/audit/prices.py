@@ -27,7 +27,8 @@ from samplers.tree import TreeShape
 from samplers.truncation import CappedBatchSampler
 
 PRICE = "the cost of a noise is proved, and at least that of its bands and columns"
-COSTS = "its costs are proved intervals"
+COSTS = "the sampler's costs are proved intervals"
+GROWTH = "the sampler's cost grows with the steps, and is at least its law's"
 
 DELTA = 1e-6
 """Default delta at which costs are compared."""
@@ -107,7 +108,7 @@ def _underpriced(
 def cost_checks(
     sampler: BatchSampler, noise_multiplier: float, delta: float = DELTA
 ) -> list[CheckResult]:
-    """Checks that a sampler's costs are proved, and monotone in noise and steps.
+    """Checks that a sampler's costs are proved, monotone, and at least its law's.
 
     Args:
       sampler: Sampler whose `privacy` and `privacy_of` are checked.
@@ -142,12 +143,12 @@ def cost_checks(
     grows &= lower <= min(full_run.upper, once.upper)
     return [
         CheckResult(COSTS, proved, f"{full_run}"),
-        CheckResult("its cost falls with more noise", falls, f"{full_run}, then {quiet}"),
+        CheckResult("the sampler's cost falls with more noise", falls, f"{full_run}, then {quiet}"),
         CheckResult(
-            "its cost grows with the steps", grows,
-            f"{segment} {short} (at least {least_short}), {inner} {long}, {run} {once} (at least "
-            f"{least}), the run {full_run}, twice {twice[0]} (at least {least_twice}), on the same "
-            f"rows {twice[1]}",
+            GROWTH, grows,
+            f"part of an epoch {short} (law: {least_short}), the run without its ends {long}, the "
+            f"run as one segment {once} (law: {least}), the run {full_run}, the run twice "
+            f"{twice[0]} (law: {least_twice}), the run twice on the same rows {twice[1]}",
         ),
     ]  # fmt: skip
 
@@ -160,7 +161,7 @@ def _partial(sampler: BatchSampler) -> tuple[range, range]:
 
 
 class _Taken(NamedTuple):
-    """Steps that count: some of each of the first epochs, in independent runs."""
+    """Counted steps: `steps` of each of the first `epochs`, in `runs` independent runs."""
 
     steps: range
     epochs: int = 1
@@ -170,17 +171,18 @@ class _Taken(NamedTuple):
 def _least_cost(
     sampler: BatchSampler, law: RowLaw | None, sigma: float, taken: _Taken, delta: float
 ) -> Bound:
-    """Returns a lower bound on the cost of some steps, 0 without a law or with a tree's shape.
+    """Returns a lower bound on the cost of the counted steps; 0 if none is known.
 
-    It is the cost of the example with the highest rate, counting only steps in which it has that
-    rate, if all other gradients are 0. Users have several such examples, and orders of whole epochs
-    a bound of their own. Profiles of this package price it, not the methods of the sampler.
+    None is known without a law, and for the shape of a unit tree. The bound is the cost of the
+    example with the highest rate, in the steps in which it has that rate, if all other gradients
+    are 0. A user has several such examples. Random orders of whole epochs have a separate bound.
+    Profiles of this package price the bound, not the methods of the sampler.
 
     Args:
       sampler: Sampler of the run.
       law: Law of its draws.
       sigma: Noise multiplier.
-      taken: Steps that count.
+      taken: Counted steps.
       delta: Delta of the cost.
     """
     if law is None or (isinstance(law, TreeDraws) and isinstance(law.tree, TreeShape)):
@@ -199,7 +201,7 @@ def _least_cost(
     count, share = int(np.count_nonzero(rates == rate)), _kept_share(sampler, law, rate)
     if rate * share == 0:
         return Bound(0.0, 0.0)
-    # Probability that a participation is cut, at most: it moves the delta of a removal by as much.
+    # Bounds the probability of a cut participation: the delta of a removal changes by no more.
     rows = sampler.max_contributions if isinstance(sampler, UserPoisson) else 1
     cut = rows * runs * epochs * count * rate * (1 - share)
     if cut < delta:
@@ -223,13 +225,13 @@ def _least_cost(
 
 
 def _cuts_itself(sampler: BatchSampler) -> bool:
-    """Returns True if a sampler's batches are cut by code of its own."""
+    """Returns True if a sampler overrides `passes`, which cuts its batches."""
     kinds = BatchSampler, CappedBatchSampler
     return all(type(sampler).passes is not kind.passes for kind in kinds)
 
 
 def _kept_share(sampler: BatchSampler, law: RowLaw, rate: float) -> float:
-    """Returns a lower bound on the probability that a drawn row is kept."""
+    """Returns a lower bound on the probability that a drawn row stays in its batch."""
     cap = sampler.shard_batch_size
     if not _cuts_itself(sampler):
         if not (isinstance(sampler, CappedBatchSampler) and sampler.truncates):
@@ -237,7 +239,7 @@ def _kept_share(sampler: BatchSampler, law: RowLaw, rate: float) -> float:
         return -math.expm1(sampler.cap(cap).log_dropped_if_drawn())
     if not isinstance(law, IndependentRows):
         return 0.0
-    # It may cut batches to the cap: of X rows, of mean <= 1 + n q, a share min(1, cap / X) stays.
+    # A batch of X rows that is cut to the cap keeps a share min(1, cap / X); E[X] <= 1 + n q.
     return cap / (cap + 1 + sampler.num_examples * rate)
 
 

@@ -142,8 +142,8 @@ def once(
     every step. An audit calls the executable with one state, and stands for all later steps; in the
     same way it stands for runs of equal `key` that begin with other values.
 
-    Only reports that passed are cached, in this process, and none of a state whose gradients are
-    all 0. A task that was changed in place is audited again once its program is compiled again.
+    A process caches a report if it passed and some example added to the sum of the audited step. A
+    task that was changed in place is audited again once its program is compiled again.
 
     Args:
       make: Function that performs the audit.

@@ -217,7 +217,7 @@ def test_a_command_answers_alike_for_an_own_part(name, kind, command, monkeypatc
 CHEAP = {
     "Cheap": ("noise", "the cost of a noise is proved"),
     "CheapAttempts": ("noise", "the cost of a noise is proved"),
-    "CheapBatches": ("sampler", "its cost grows with the steps"),
+    "CheapBatches": ("sampler", "the sampler's cost grows with the steps"),
 }
 
 

@@ -84,7 +84,7 @@ class Equal(Unequal):
 
 @dataclasses.dataclass(frozen=True)
 class Either(Unequal):
-    """Of two neighbours, whose rates differ, at most one takes part in a step."""
+    """At most one of two neighbours, whose rates differ, takes part in a step."""
 
     def row_law(self):
         return dataclasses.replace(super().row_law(), independent=False)
@@ -351,7 +351,7 @@ def shops_in_pairs(self, seed, step):
 
 
 def small_shops_in_pairs(self, seed, step):
-    """Of the 20 smallest shops, all but an odd one are drawn in pairs."""
+    """The 20 smallest shops are drawn in pairs; an odd number of them leaves a single shop."""
     shops = descend(self.drawn_tree, self.draws, seed, step)[0]
     rng = np.random.default_rng([seed % 2**128, step, 1])
     count = np.count_nonzero(shops < 20)
@@ -360,7 +360,7 @@ def small_shops_in_pairs(self, seed, step):
 
 
 def again(share, returns):
-    """A share of the entries is that of the epoch before, where `returns(epoch)`."""
+    """A share of the entries repeats the epoch before, in epochs with `returns(epoch)`."""
 
     def make(sound):
         def faulty(self, seed, epoch, chunk):

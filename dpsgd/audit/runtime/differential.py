@@ -182,7 +182,7 @@ class _Steps:
         note = f"; gradients were measured, as {self._why_measured}" if self._why_measured else ""
         numbers = f"{self._releases.cast.size:,} numbers"
         if not self._steady.size:
-            why = "all gradients are 0 at these parameters, so that noise alone was compared"
+            why = "no example adds to the sum at these parameters, so only noise was compared"
             return CheckResult.skipped(STEP, why)
         detail = f"{count} releases of {self._steady.size} examples, {numbers}"
         return CheckResult(STEP, True, detail + note)

@@ -21,7 +21,7 @@ UNIT = 2.0**-24
 _QUIET = [2.0**k for k in range(-40, 0)]  # noise multipliers
 _LOUD = [2.0**k for k in range(60, 0, -5)]  # factors between noise and clip norm
 _PASS = 2**15  # coordinates added up together, within a core's cache
-_TINY = 2.0**-48  # norms below it are computed in float64: squares in float32 underflow
+_TINY = 2.0**-48  # smaller norms are computed in float64: their squares underflow in float32
 
 Release = list[np.ndarray]
 """Private mean gradient of one step, one flat float32 array for each leaf."""

@@ -136,7 +136,7 @@ def test_a_sampler_that_states_less_than_its_cost_is_refused(sound):
 
 
 def priced(sampler, profile):
-    """A sampler with the law of another, that states `profile(sigma)` for each attempt."""
+    """A sampler with the law of `sampler` that states the cost `profile(sigma)`."""
     return with_costs(
         type(sampler),
         privacy=lambda self, sigma: profile(sigma),

@@ -320,7 +320,7 @@ def test_a_sampler_of_ones_own_is_asked_about_like_any_other(name, tmp_path, mon
         answer = command(first, sampler, *others)
         answers.append(re.sub(r"[\d.,e-]*\d", "#", answer))  # a part has its own seed and blocks
     own, built_in = (answer.splitlines() for answer in answers)
-    costs = "pass  its cost"  # only an own part's cost is checked
+    costs = "pass  the sampler's cost"  # only an own part's cost is checked
     assert [line for line in own if not line.startswith(costs)] == built_in
 
 
