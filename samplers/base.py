@@ -48,14 +48,14 @@ class BatchSampler(abc.ABC):
     def separation(self) -> int:
         """Least distance between two steps of an example; 1 allows independent noise only.
 
-        The privacy cost holds for noise that is correlated over at most as many consecutive steps
+        The privacy cost holds for noise that is correlated over at most this many consecutive steps
         (docs/explanation/correlated-noise.md). The steps must be a public set, or the cost must
         hold for any steps: the distance of the steps that the example is drawn into is not enough.
         """
         return 1
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Reads the class's file for `code_digest`; refuses a method by its former name.
+        """Caches the class's `code_digest`; refuses a method by its former name.
 
         Raises:
           TypeError: If the class has a method `of`, which is `with_population` now.

@@ -51,8 +51,9 @@ _STANDARD = Path(os.__file__).parent  # of Python's own modules: another file ma
 def code_digest(kind: Any) -> str:
     """Returns a digest of the source files of a class and its bases outside this package.
 
-    Samplers and noises read them when the class is made: a later edit does not change the code that
-    runs. Classes of a console have no file. Modules that these files import are not read.
+    The files of a sampler or noise are read when its class is created, since a later edit does not
+    change the code that runs. A class typed in a console has no file. Modules that these files
+    import are not read.
     """
     digest, modules = hashlib.sha256(), dict.fromkeys(base.__module__ for base in kind.__mro__)
     for name in modules:

@@ -74,7 +74,7 @@ class Noise(abc.ABC):
         return ()
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Reads the class's file for `code_digest`."""
+        """Caches the class's `code_digest`, before its file can be edited."""
         super().__init_subclass__(**arguments)
         code_digest(cls)
 

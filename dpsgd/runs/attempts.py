@@ -122,13 +122,12 @@ def decide(
 
 
 def _check_own_draws(history: History, drawing: str) -> None:
-    """Raises LedgerError if an own sampler or noise changed through code that it imports."""
+    """Raises LedgerError if an own sampler or noise draws differently than for declared steps."""
     parts = own_code(history.attempts[0].terms.mechanism)
     if parts and any(a.steps and a.drawing != drawing for a in history.attempts):
         raise LedgerError(
-            f"the {' or the '.join(parts)} draws otherwise than when its steps were declared: a "
-            "module that it imports changed; restore that module, or start a new run (the cost of "
-            "these steps remains)"
+            f"the {' or the '.join(parts)} draws differently than when the run declared steps: "
+            "restore the code that it uses, or start a new run (the declared steps still count)"
         )
 
 

@@ -70,8 +70,8 @@ class History:
         a finished run; empty before.
       selection: Private selection that the first line declares; None for a run. The only attempt
         of its ledger is the released model.
-      price: Price of own samplers and noises when the run or selection began, see `price_of`, until
-        it has been checked; None for parts of this package.
+      price: `price_of` the run or selection when it began, if it has own samplers or noises; None
+        once checked, and for parts of this package.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
@@ -181,7 +181,7 @@ class History:
     def check_price(self) -> None:
         """Refuses own samplers and noises that state another price than in the first line.
 
-        Modules that its file imports, and classes without a file, show in the price alone.
+        A changed import of its file, or a changed class without a file, shows in the price alone.
 
         Raises:
           LedgerError: if the price in the first line differs.
@@ -193,9 +193,9 @@ class History:
             mechanisms = [mechanism for piece in self.parts for mechanism in piece.mechanisms]
             names = dict.fromkeys(name for mechanism in mechanisms for name in own_code(mechanism))
             raise LedgerError(
-                f"the {' or the '.join(names)} prices the run otherwise than "
-                "when it began: a module that it imports changed; restore that module, or start a "
-                "new run (the cost of these steps remains)"
+                f"the {' or the '.join(names)} states another price of the run than when the run "
+                "began: restore the code that it uses, or start a new run (the declared steps "
+                "still count)"
             )
         self.price = None
 
@@ -301,8 +301,8 @@ class History:
 def price_of(terms: Terms | Selection) -> dict[str, list[float]]:
     """Returns the price of own samplers and noises, for a ledger's first line; else nothing.
 
-    It has the bounds on epsilon of a selection, or of a run, and of the run after an attempt at its
-    first half. Infinity is the largest float, for JSON.
+    It holds both bounds on epsilon: of a selection; or of a complete run, and of this run after an
+    attempt at its first half. Infinity is the largest float, for JSON.
     """
     plan = terms.trials() if isinstance(terms, Selection) else terms.plan
     if not any(map(own_code, plan.mechanisms)):

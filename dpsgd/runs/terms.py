@@ -83,7 +83,7 @@ def _segment_from_record(body: Mapping[str, Any], **more: Any) -> Segment:
 def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
     """Returns a mechanism's terms as JSON values.
 
-    They determine its privacy cost, together with the code of an own sampler or noise.
+    Its privacy cost follows from them, and from the code of an own sampler or noise.
 
     >>> from samplers import Poisson
     >>> mechanism = Mechanism(Poisson(1_000, batch_size=50), 1.0, l2_clip_norm=4.0)
@@ -129,14 +129,14 @@ def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
     for name, code in own_code(mechanism).items():
         if "code" not in body:
             raise UnknownPart(
-                f"it is of an earlier version, without a digest of the file of the {name}: train "
-                "anew, and read the old ledger with that version"
+                f"an earlier version wrote it, without a digest of the file of the {name}: read it "
+                "with that version, or train anew"
             )
         if checked(body["code"], dict[str, str], "code").get(name) != code:
             raise UnknownPart(
                 f"the file of the {name} changed after the run began, and its new code would "
-                "price old steps: restore the file, or start a new run (the cost of these steps "
-                "remains)"
+                "price the steps of its old code: restore the file, or start a new run (the "
+                "declared steps still count)"
             )
     return mechanism
 

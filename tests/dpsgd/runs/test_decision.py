@@ -226,11 +226,11 @@ def test_an_own_part_never_changes_once_steps_are_declared(name, mechanism):
         assert decided(folder) == Continue(folder.stop if folder.stop.step < 12 else None)
         folder.append({"attempt": 1, "first_step": folder.stop.step})
         for changes in ({}, {"stop": None}, {"saved": None}):
-            with pytest.raises(LedgerError, match=f"the {name} draws otherwise") as refused:
+            with pytest.raises(LedgerError, match=f"the {name} draws differently") as refused:
                 decided(folder, drawing="another", **changes)
             assert "\n" not in str(refused.value)
         folder.drawing = "another"  # an attempt without steps, drawn otherwise, mends nothing
         folder.append({"attempt": 2, "first_step": folder.stop.step})
-        with pytest.raises(LedgerError, match="draws otherwise"):
+        with pytest.raises(LedgerError, match="draws differently"):
             decided(folder, drawing="another")
     assert decided(stopped(), drawing="another") == NewAttempt()  # the package prices its versions

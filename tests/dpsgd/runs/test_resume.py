@@ -477,7 +477,7 @@ def test_a_ledger_is_not_priced_by_a_changed_own_module(tmp_path, monkeypatch):
     epsilon = read(path).guarantee().epsilon
     for changed in ((9, 1), (1, 1.01)):
         helped(*changed)
-        with pytest.raises(LedgerError, match="edited_helped:Helped prices the run otherwise"):
+        with pytest.raises(LedgerError, match="edited_helped:Helped states another price"):
             read(path).guarantee()
     helped(1, 1)
     assert read(path).guarantee().epsilon == epsilon

@@ -496,7 +496,7 @@ def test_a_selection_is_not_priced_by_changed_own_code(trained, tmp_path):
     assert body.pop("hash")
     body["price"][1] /= 2
     ledger.write_bytes(line_of(body, NO_HEAD)[0])
-    with pytest.raises(LedgerError, match="Own prices the run otherwise"):
+    with pytest.raises(LedgerError, match="Own states another price"):
         RunDirectory(out).history().guarantee()
 
 
