@@ -109,7 +109,7 @@ class _Estimator(BaseEstimator):
     sampler: Any = "balls-and-bins"
     """Name of the sampler; "user-poisson" to protect users, with `groups` of `fit`."""
     max_contributions: Any = None
-    """Largest number of rows of one user in `groups`: the first train, the others are left out."""
+    """Largest number of rows of one user in `groups`: the first rows train, others are left out."""
     options: Any = None
     """Further arguments of `RunSpec.of` and of the sampler, such as {"epochs": 5}."""
     random_state: Any = None
@@ -272,7 +272,7 @@ def _pairs(what: str, bounds: Any, names: Sequence[str]) -> dict[str, Any]:
 class DPClassifier(ClassifierMixin, _Estimator):
     """Classifier with a guarantee of differential privacy for its training rows.
 
-    Each call of `fit` is a release of its own: fits on the same rows compose.
+    Each call of `fit` is a separate release: the privacy costs of fits on the same rows compose.
 
     Attributes:
       classes_: Labels, sorted, [classes].

@@ -27,7 +27,7 @@ class EpisodeSampler(BatchSampler, abc.ABC):
 
     Attributes:
       tree: Tree of units with the examples as leaves, or its shape for accounting alone.
-      draws: Numbers n_1, n_2, ... of children drawn of each drawn unit, the outermost first.
+      draws: Numbers n_1, n_2, ... of children drawn from each drawn unit, the outermost first.
       steps: Number of steps of the run; each draws a new episode.
     """
 

@@ -170,7 +170,7 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
 
     Attributes:
       max_batch_size: Largest number B of examples per shard in one pass of the fixed-shape program.
-        Default: truncation costs at most 1 % of delta.
+        Default: the smallest B at which truncation costs at most 1 % of delta.
       target_delta: Delta for which the default max_batch_size is chosen. Default: `default_delta`.
       overflow: Treatment of batches above max_batch_size. truncate: drop examples at random and pay
         in delta; accumulate: take several passes for one update, without drops or cost.

@@ -36,7 +36,8 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
 
     Attributes:
       sampling_prob: Probability q with which an example of a drawn unit takes part.
-      max_batch_size: Rows of a padded batch. Default: truncation costs at most 1 % of delta.
+      max_batch_size: Rows of a padded batch. Default: the fewest at which truncation costs at most
+        1 % of delta.
       target_delta: Delta for which the default max_batch_size is chosen. Default: `default_delta`.
     """
 

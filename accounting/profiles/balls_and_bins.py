@@ -23,7 +23,7 @@ from accounting.profiles.poisson import PoissonProfile
 from accounting.records import Count
 
 _INVERTED = 1e-10
-"""Inverting a transform leaves no digits of a smaller delta."""
+"""Smallest delta that an inverted transform resolves."""
 _UP = 1e-14
 """Relative slack for the roundings of a few sums."""
 
@@ -122,9 +122,9 @@ class AssignmentsProfile(WithRelease):
         object.__setattr__(self, "assignments", tuple(sorted(counted.items())))
 
     def answer(self, question: Question) -> Bound:
-        """Answers by closed forms, an inverted transform, or grids.
+        """Answers by closed forms, then by an inverted transform, then by grids.
 
-        The closed forms come first, and grids where the others are wide.
+        Each method runs only if the bounds of those before it are wide.
         """
         if (steps := self._steps()) is not None:
             return question.ask(steps)
@@ -139,7 +139,7 @@ class AssignmentsProfile(WithRelease):
         return refine(grids, question, bound)
 
     def _inverted(self, epsilon: float, bound: Bound) -> Bound:
-        """Bounds delta of one draw whose bins are all released alike, to many digits."""
+        """Bounds delta by inversion for one draw of equally released bins, else returns `bound`."""
         (assignment, draws), *different = self.assignments
         (times, bins), *unlike = assignment
         alone = draws == 1 and not (different or unlike) and self.release == math.inf

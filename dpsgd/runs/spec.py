@@ -305,9 +305,9 @@ class RunSpec(Record):
       optimizer: Optimizer of the private gradients: adam, adamw, sgd, or your own as module:Class.
       average: Released parameters: last step, tail average or moving average.
       clipping: How per-example gradients are clipped to l2_clip_norm. flat: the whole gradient.
-        per-layer: each group of parameters to its own norm; their squares add up to l2_clip_norm
-        squared. automatic: every gradient is scaled to about l2_clip_norm. Your own rule is
-        module:Class. The privacy cost is the same.
+        per-layer: each group of parameters to its own norm; the squares of these norms add up to
+        l2_clip_norm squared. automatic: every gradient is scaled to about l2_clip_norm. Your own
+        rule is module:Class. The privacy cost is the same.
       delta: Delta of the guarantee. Default: min(1e-5, n^-1.1) for n protected units, rounded down
         to one digit. 1/n is unsafe: publishing one random row satisfies it.
       l2_clip_norm: L2 norm to which each per-example gradient is clipped. Default: chosen by the
@@ -329,8 +329,8 @@ class RunSpec(Record):
         and do not count in the clipping norm.
       init_seed: Public seed of the initial parameters.
       init_from: Start from the parameters of a finished run, an exported model or a file .npz in
-        place of fresh ones. The guarantee's epsilon is for rows that did not train that model; the
-        sentence also says what it is for rows that did.
+        place of fresh ones. The printed epsilon holds for rows that did not train that model; the
+        guarantee's sentence also states the epsilon of rows that did.
       insecure_seed: Seed that makes sampling and noise reproducible, for debugging. Voids the
         guarantee.
       audit: Before training, check on generated rows that the compiled program and the sampler do

@@ -109,7 +109,7 @@ def measured(case: Case, quick: bool = False, until: float = math.inf, **changes
     Args:
       case: Case to measure.
       quick: Whether to use its quick setting, without bars of speed.
-      until: Value of `time.monotonic` by which the case must end, by its estimate.
+      until: Latest `time.monotonic` at which the case may end by its estimate.
       **changes: Settings in place of the case's.
     """
     setting = {**case.setting, **((case.quick or {}) if quick else {}), **changes}

@@ -76,7 +76,7 @@ def _line_of(error: BaseException, interrupted: bool) -> tuple[int, str | None]:
 
 
 def _in_own_code(error: BaseException) -> str | None:
-    """Returns the place and the text of an error in a module of the current folder, or None."""
+    """Returns place and message of an error that a module of the current folder led to, or None."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -249,10 +249,10 @@ class Headline:
         return f"the {self.split} rows" if self.split else "the rows that it is measured on"
 
     def merit(self, value: float | None, undefined: int = 0) -> tuple[int, float]:
-        """Returns a tuple that is higher for better means.
+        """Returns a sort key, higher for better means.
 
-        Fewer diverged runs come first: the mean of the other runs alone would favour settings that
-        diverge, as it averages the lucky ones.
+        Fewer diverged runs count as better: the mean of the other runs would favour settings that
+        diverge, as it averages only the lucky runs.
 
         >>> Headline("test_log_loss", "lower").merit(0.4)
         (0, -0.4)

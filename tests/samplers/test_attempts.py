@@ -1,4 +1,4 @@
-"""Attempts, each drawn from a seed of its own: orders, values and times of their costs."""
+"""Costs of attempts with separate seeds: their order, their values and computing times."""
 
 import dataclasses
 import functools

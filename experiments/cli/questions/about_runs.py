@@ -140,7 +140,7 @@ def with_names(text: str) -> str:
 def with_options_of_run(
     options: Sequence[Option], offered: Mapping[str, Any], words: Sequence[str]
 ) -> list[Option]:
-    """Returns a command's options with those of a run and the settings of its own parts.
+    """Returns the options of a command, of a run, and of the own parts that it names.
 
     Args:
       options: Options of the command itself.

@@ -32,8 +32,8 @@ class Devices:
     Attributes:
       num_devices: Devices that train together, each with a part of every batch. Default: all.
       process: INDEX/COUNT@HOST:PORT, such as 0/4@host0:1234: number of this process, number of
-        processes, and where process 0 listens; all are started with the same command. Default:
-        from Slurm or Kubernetes if they started several processes, else a single process.
+        processes, and address of process 0. Start each with the same command, except for INDEX.
+        Default: from Slurm or Kubernetes if they started several processes, else a single process.
     """
 
     num_devices: Count | None = None

@@ -26,8 +26,8 @@ class Results(ReadsLedgers, Drawn):
 
     A row is a run; columns are its settings, its guarantee, its metrics, its times and its digests.
     With --x and --y, one column is shown over another, as mean and standard error over the runs
-    that are alike in all other settings, or in the settings that --by names. Each guarantee covers
-    one run, and no choice among runs by this table.
+    with equal values of all other settings, or of the settings that --by names. Each guarantee
+    covers one run, and no choice among runs by this table.
 
     Attributes:
       runs: Run directories, folders of sweeps, folders that contain these, or .parquet tables that
@@ -121,13 +121,13 @@ class Report(ReadsLedgers, Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Shown):
-    """Carry out every run that a file asks for; write their table and figure.
+    """Train every run of a sweep file; write their table and figure.
 
     Started again, it resumes: no finished run is repeated. Each guarantee covers one run, and no
     choice among runs. The file is TOML:
 
         title = "AUC over the noise multiplier"
-        repetitions = 3               # each from entropy of its own
+        repetitions = 3               # each from fresh entropy
 
         [task]                        # clicks by default
         name = "clicks"               # or another, or your own as "module:object"

@@ -29,12 +29,12 @@ class Train(OfTask):
     them by results on private rows costs privacy that the guarantee does not cover.
 
     Attributes:
-      out: Run directory to create; must not exist. --dry-run needs none.
+      out: Run directory to create; must not exist. Not needed with --dry-run.
       begin: Create the run directory and take no step, so that `dpsgd batches` can draw batches
         ahead; `dpsgd resume` then trains.
       dry_run: Print steps, padding, parameters, memory, measured seconds per step, hours and the
         guarantee. Uses generated rows; nothing is trained or written, and no private row is read.
-        --num-devices may exceed the devices that you have, and --num-examples the rows.
+        --num-devices may exceed the available devices, and --num-examples the rows of DATA.
       num_examples: Number of training rows that a dry run assumes; without DATA they have the
         columns of Criteo Display Ads.
       log_to: Also send the rows of training_log.csv (steps, epsilon so far, examples per second) to

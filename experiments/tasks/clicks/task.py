@@ -221,7 +221,7 @@ class Clicks(ClickModels):
         also the dot products of all pairs (DLRM); cross: two low-rank cross layers (DCN V2).
         Default: none.
       max_contributions: For user-poisson, on a table prepared with --user: largest number of
-        training rows of one user, the first in the order of the files. The others are left out.
+        training rows per user. The first rows in the order of the files train; others are left out.
     """
 
     data: Path | None
