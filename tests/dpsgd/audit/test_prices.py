@@ -55,6 +55,7 @@ class Trimmed(EpochSampler):
 BUSIEST = {
     "poisson": (Poisson(*SIZES), RATE, 6),
     "cut to a cap": (Poisson(*SIZES, max_batch_size=32), RATE * kept(32), 6),
+    "rarely cut": (Poisson(*SIZES, max_batch_size=44), RATE * kept(44), 6),
     "cut by itself": (Trimmed(*SIZES), RATE * kept(16), 6),
     "cycles": (Poisson(*SIZES, cycle_length=4), 4 * RATE, 2),
     "bins": (BallsAndBins(*SIZES), RATE, 1),
