@@ -63,8 +63,11 @@ def unique_rows(every: Array, num_rows: int) -> tuple[Array, Callable[[Array], A
 
     def place_of(rows: Array) -> Array:
         """Returns the place of each row among the distinct ones."""
-        # Unrolled: a loop of the search would split the graph of a step on a GPU.
-        place = jnp.searchsorted(ordered, rows, method="scan_unrolled").astype(jnp.int32)
+        # On a GPU a loop would split the graph of a step. On CPUs XLA fuses an unrolled search
+        # into its readers, which repeat it for each coordinate of the rows.
+        search = functools.partial(jnp.searchsorted, ordered)
+        by_loop, unrolled = (functools.partial(search, method=m) for m in ("scan", "scan_unrolled"))
+        place = lax.platform_dependent(rows, cpu=by_loop, default=unrolled).astype(jnp.int32)
         return jnp.where(rows == num_rows, every.size, place)
 
     return jnp.where(first, ordered, num_rows), place_of
