@@ -137,7 +137,7 @@ DECLARED = dict(zip(MOMENTS, (STEPS, STEPS, WHOLE, WHOLE, WHOLE), strict=True))
 KILLED = ("before the sums", "declared and not released", "released and not saved")
 
 
-@pytest.mark.short("secret-*")
+@pytest.mark.short("secret-*re*", "secret-asked*")
 @pytest.mark.parametrize("where", MOMENTS)
 @pytest.mark.parametrize("insecure", [True, False], ids=["of a seed", "secret"])
 def test_a_run_killed_around_its_sums_resumes_or_recounts_them(
@@ -159,6 +159,7 @@ def test_a_run_killed_around_its_sums_resumes_or_recounts_them(
     assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
 
 
+@pytest.mark.long
 def test_sums_that_are_taken_again_have_other_noise(tmp_path, monkeypatch):
     stopped = killed(tmp_path / "run", "declared and not released", monkeypatch)
     copy = shutil.copytree(stopped, tmp_path / "copy")

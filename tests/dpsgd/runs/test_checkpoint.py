@@ -98,7 +98,7 @@ def test_checkpoints_after_a_step_are_destroyed(checkpoints):
     assert len(files(checkpoints)) == 1
 
 
-@pytest.mark.parametrize("stride", [29, pytest.param(7, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [61, pytest.param(7, marks=pytest.mark.long)])
 def test_a_flipped_byte_anywhere_is_noticed_or_without_effect(checkpoints, stride):
     save(checkpoints, 1)
     save(checkpoints, 2)

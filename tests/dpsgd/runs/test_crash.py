@@ -22,18 +22,6 @@ def drive(folder, sampler, seed, *points, task=LINE):
     return ended(DRIVER, task, folder, sampler, seed, *points).splitlines()
 
 
-POINTS = [
-    "write ledger.jsonl 3",  # half of a declaration is written
-    "replace .000000000008.npz.unfinished 1",  # steps were taken, and no checkpoint tells
-]
-
-
-@pytest.mark.short("1")
-@pytest.mark.parametrize("seed", ["1", "secret"])
-def test_killed_where_it_hurts_a_run_goes_on(tmp_path, seed):
-    assert len(drive(tmp_path, "balls-and-bins-bands", seed, *POINTS)) == len(POINTS)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", ["1", "secret"])

@@ -85,7 +85,7 @@ def model(folder):
 def test_random_histories_are_resumed_as_the_model_does(seed):
     rng = np.random.default_rng(seed)
     decided = set()
-    for _ in range(400):
+    for _ in range(150):
         folder = Folder()
         for _ in range(12):
             act = rng.random()

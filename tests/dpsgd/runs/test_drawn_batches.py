@@ -21,7 +21,7 @@ def whole(tmp_path_factory):
     """A run that drew its own batches."""
     out = tmp_path_factory.mktemp("whole") / "run"
     with short_blocks():
-        run(line, config_of(**HOST), out)
+        run(line, config_of(**HOST), out, name="tiny_task:line")
     return out
 
 
@@ -37,7 +37,7 @@ def refuse_rows(self, data):
 
 def test_a_run_on_drawn_batches_is_exact_and_destroys_them(whole, tmp_path, monkeypatch):
     out, folder = tmp_path / "run", tmp_path / "deep" / "batches"
-    Run.create(line, config_of(**HOST), out)
+    Run.create(line, config_of(**HOST), out, name="tiny_task:line")
     assert Run.open(out).draw(folder) == 10
     assert not (folder / "seed").exists()
     assert read(out / "ledger.jsonl").attempts[0].steps == range(0, 0)  # nothing is declared
@@ -53,10 +53,10 @@ def test_a_run_on_drawn_batches_is_exact_and_destroys_them(whole, tmp_path, monk
 def test_a_run_that_was_stopped_reads_on_at_the_right_step(whole, tmp_path, monkeypatch, when):
     out, folder = tmp_path / "run", tmp_path / "batches"
     if when == "before the run":
-        Run.create(line, config_of(**HOST), out)
+        Run.create(line, config_of(**HOST), out, name="tiny_task:line")
         Run.open(out).draw(folder)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tiny_task.run", lambda task, config, out: resume(out))
+            patch.setattr("tiny_task.run", lambda task, config, out, **how: resume(out))
             run_and_stop(line, config_of(**HOST), out)
         assert folder.exists()
     else:
@@ -73,7 +73,7 @@ def test_a_run_that_was_stopped_reads_on_at_the_right_step(whole, tmp_path, monk
 def test_batches_belong_to_the_attempt_that_drew_them(tmp_path, monkeypatch, begun):
     out, folder = tmp_path / "run", tmp_path / "batches"
     if begun:
-        Run.create(line, config_of(data_on="host"), out)
+        Run.create(line, config_of(data_on="host"), out, name="tiny_task:line")
     else:
         run_and_stop(line, config_of(data_on="host"), out)
     Run.open(out).draw(folder)
@@ -146,7 +146,7 @@ def test_batches_are_drawn_for_unfinished_runs_on_host_rows_only(whole, tmp_path
 
 def test_a_resumed_run_destroys_leftover_batches(tmp_path):
     out, folder = tmp_path / "run", tmp_path / "batches"
-    Run.create(line, config_of(**HOST), out)
+    Run.create(line, config_of(**HOST), out, name="tiny_task:line")
     Run.open(out).draw(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpsgd.runs.directory.RunDirectory.forget", lambda self: None)

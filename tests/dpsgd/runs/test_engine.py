@@ -68,6 +68,7 @@ class Faint(Line):
         return {}
 
 
+@pytest.mark.short("array")
 @pytest.mark.parametrize("kind", [float, np.array], ids=["number", "array"])
 def test_equal_tasks_train_with_their_own_fields(kind):
     spec = config_of(noise_multiplier=1.0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from own_sampler import Coins
 from tiny_task import (
+    NAMES,
     Calibrated,
     assert_same,
     calibrated,
@@ -23,7 +24,7 @@ from tiny_task import (
 )
 
 from accounting import epsilon
-from dpsgd import RunSpec, resume, run
+from dpsgd import Run, RunSpec, resume, run
 from dpsgd.models.model import export
 from dpsgd.noise.correlated import banded_square_root
 from dpsgd.runs import plan
@@ -58,7 +59,7 @@ def ran(tmp_path_factory):
         task, options = KINDS[kind]
         spec = config_of(insecure_seed=3, audit=True, **options)
         with short_blocks(), few_rows_are_calibrated():
-            run(task, spec, folder / "whole", progress=lines.append)
+            run(task, spec, folder / "whole", name=NAMES.get(id(task)), progress=lines.append)
             run_and_stop(task, spec, folder / "stopped")
             shutil.copytree(folder / "stopped", folder / "resumed")
             resume(folder / "resumed", task, progress=lines.append)
@@ -67,7 +68,7 @@ def ran(tmp_path_factory):
     return of
 
 
-@pytest.mark.short("dense", "table")
+@pytest.mark.short("table")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(kind, ran):
     folder, _ = ran(kind)
@@ -89,6 +90,7 @@ def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(kind, ran):
 # --- Correlated noise ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_bands_that_are_chosen_are_recorded_and_shown(ran):
     folder, lines = ran("auto bands")
     record = contents(folder / "whole", "config.json")
@@ -107,7 +109,7 @@ def test_a_resumed_run_keeps_its_recorded_decisions_and_noise(ran, tmp_path, mon
         raise AssertionError("a resumed run decides nothing")
 
     monkeypatch.setattr(plan, "resolve", decides)
-    folder, _ = ran("auto bands")
+    folder, _ = ran("table")
     out = shutil.copytree(folder / "stopped", tmp_path / "run")
     record, before = contents(out, "config.json"), (out / "ledger.jsonl").read_bytes()
     other = {"bands": 2, "coefficients": [1.0, 0.5]}
@@ -151,7 +153,7 @@ class Shifted(Calibrated):
 def test_calibration_of_frozen_parameters_is_refused_or_omitted(tmp_path):
     with few_rows_are_calibrated():
         config = config_of(calibration="platt", insecure_seed=3)
-        run(calibrated, config.but(train="w"), tmp_path / "all")
+        Run.create(calibrated, config.but(train="w"), tmp_path / "all")
         with pytest.raises(ValueError, match="rescale w, which train freezes; leave it out"):
             run(Shifted(), config.but(train="shift"), tmp_path / "calibrated")
         run(Shifted(), config.but(train="shift", calibration=None), tmp_path / "open")
@@ -161,14 +163,17 @@ def test_calibration_of_frozen_parameters_is_refused_or_omitted(tmp_path):
 # --- A sampler from outside the package ----------------------------------------------------------
 
 
-def test_a_sampler_of_ones_own_is_known_by_its_qualified_name(ran):
-    folder, lines = ran("own sampler")
-    assert contents(folder / "stopped", "config.json")["sampler"] == {
+def test_a_sampler_of_ones_own_is_known_by_its_qualified_name(tmp_path):
+    out, lines = tmp_path / "run", []
+    with short_blocks():
+        run_and_stop(line, config_of(sampler=COINS), out)
+        record = resume(out, progress=lines.append)
+    assert contents(out, "config.json")["sampler"] == {
         "name": "own_sampler:Coins", "batch_size": 16, "epochs": 3, "num_shards": 1, "heads": 0.25,
     }  # fmt: skip
     assert "importing the module of your own sampler, own_sampler:Coins" in lines
-    history, sampler = read(folder / "resumed" / "ledger.jsonl"), Coins(160, 16, 3, heads=0.25)
+    history, sampler = read(out / "ledger.jsonl"), Coins(160, 16, 3, heads=0.25)
     assert history.attempts[0].terms.mechanism.sampler == sampler
-    assert contents(folder / "resumed", "report.json")["sampler"] == "own_sampler:Coins"
+    assert record["sampler"] == "own_sampler:Coins"
     cost = history.attempts[0].terms.mechanism.privacy()
     assert epsilon(cost, 1e-5) == epsilon(sampler.privacy(1.0), 1e-5)

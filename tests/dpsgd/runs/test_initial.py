@@ -21,7 +21,7 @@ from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.result import Bundle, FinishedRun
 from dpsgd.runs.terms import Terms, segment_records
 from experiments.cli import main
-from samplers import BallsAndBins, Multistage, Poisson, UnitTree, UserPoisson
+from samplers import BallsAndBins, Deterministic, Multistage, Poisson, UnitTree, UserPoisson
 from samplers.settings import SETTINGS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "selection"))
@@ -197,7 +197,7 @@ def test_no_joint_cost_is_stated_where_none_is_proved(other):
 
 
 def test_users_in_both_runs_pay_for_both():
-    days = [Mechanism(UserPoisson(n, 10, max_contributions=3), 4.0, 1.0) for n in (900, 1100)]
+    days = [Mechanism(UserPoisson(n, 10, max_contributions=3), 4.0, 1.0) for n in (30, 40)]
     earlier, later = (Segment(day, unit="user") for day in days)
     initial = Initial("0", (earlier,), "monday")
     whole = cost([dataclasses.replace(later, initial=initial)], 1e-5)
@@ -210,8 +210,9 @@ def test_users_in_both_runs_pay_for_both():
 
 
 def test_joint_cost_counts_initial_models_once_and_attempts_each():
-    own = Mechanism(Poisson(1000, batch_size=10), 2.0, 1.0)
-    earlier = Segment(Mechanism(Poisson(1000, batch_size=20), 3.0, 1.0), not_covered=("labels",))
+    own = Mechanism(Deterministic(1000, batch_size=10), 2.0, 1.0)
+    other = Mechanism(Deterministic(1000, batch_size=20), 3.0, 1.0)
+    earlier = Segment(other, not_covered=("labels",))
     known, unknown = Initial("0", (earlier,), "a"), Initial("1", (), "b")
     attempts = [Segment(own, range(7)), Segment(own, range(5, 100))]
     started = [dataclasses.replace(one, initial=known) for one in attempts]
@@ -228,7 +229,8 @@ def test_joint_cost_counts_initial_models_once_and_attempts_each():
 @pytest.mark.short("both")
 @pytest.mark.parametrize("interrupted", ["initial", "run", "both"])
 def test_joint_cost_has_a_second_price_if_a_run_was_interrupted(interrupted):
-    mechanism = Mechanism(BallsAndBins(1000, batch_size=100, epochs=2), 2.0, 1.0)
+    sampler = BallsAndBins(1000, batch_size=100, epochs=2, max_batch_size=1000)
+    mechanism = Mechanism(sampler, 2.0, 1.0)
     whole, parts = (
         [Segment(mechanism)],
         [Segment(mechanism, range(7)), Segment(mechanism, range(5, 20))],
@@ -455,7 +457,7 @@ def test_open_settings_of_a_task_are_those_of_the_initial_model(form, tmp_path):
         run(Sized(seed=1, dim=3), start, tmp_path / "other")
 
 
-@pytest.mark.short("lazy")
+@pytest.mark.long
 @pytest.mark.parametrize("tables", ["dense", "lazy"])
 def test_tables_start_from_an_initial_model_too(tables, tmp_path):
     options = {"tables": tables} | ({"tables_learning_rate": 0.5} if tables == "lazy" else {})

@@ -23,7 +23,7 @@ def lazy(**settings):
 
 def begun(out, step, how="stopped", **settings):
     with ended(how, step // 4 - 1):
-        run(words, lazy(**settings), out)
+        run(words, lazy(**settings), out, name="tiny_task:words")
     return out
 
 
@@ -32,7 +32,7 @@ def whole(tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job, "BLOCK_STEPS", 4)
-        run(words, lazy(insecure_seed=3), out)
+        run(words, lazy(insecure_seed=3), out, name="tiny_task:words")
     return out
 
 
@@ -73,7 +73,7 @@ def test_an_audit_sees_where_a_run_goes_on_and_none_of_its_rows(tmp_path, monkey
 
     monkeypatch.setattr(job, "audit_program", audit_program)
     with ended(number=4):
-        run(words, lazy().but(audit=True), tmp_path / "run")
+        run(words, lazy().but(audit=True), tmp_path / "run", name="tiny_task:words")
     resume(tmp_path / "run")
     assert [int(state.step) for state in seen] == [0, 20]
     for state in seen:

@@ -70,9 +70,10 @@ def test_noise_moves_a_coordinate_no_further_than_its_bound():
         assert sigma == 5.0 or moved >= 0.9 * MOST_NOISE
 
 
+@pytest.mark.short("86-*", "22-*", "100-*", "3-*")
 @pytest.mark.parametrize(
     ("bins", "epochs", "epsilon"),
-    [(86, 10, 0.5), (22, 30, 8.0), (1000, 1, 3.0), (3, 60, 16.0)],
+    [(86, 10, 0.5), (22, 30, 8.0), (100, 1, 3.0), (1000, 1, 3.0), (3, 60, 16.0)],
 )
 def test_noise_for_a_guarantee_is_estimated_within_a_third(bins, epochs, epsilon):
     n, steps = 1000 * bins, bins * epochs

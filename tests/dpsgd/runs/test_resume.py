@@ -60,14 +60,14 @@ from samplers.settings import SETTINGS, settings_of
 
 
 def test_a_run_trained_by_another_object_resumes_at_its_stop(tmp_path, monkeypatch):
-    made = Run.create(line, config_of(insecure_seed=3), tmp_path / "run")
+    made = Run.create(line, config_of(insecure_seed=3), tmp_path / "run", name="tiny_task:line")
     with ended():
         resume(tmp_path / "run")
     blocks = []
     monkeypatch.setattr(job, "train_blocks", watched(lambda *block: blocks.append(block)))
     made.train()
     assert len(blocks) == 2  # of four
-    run(line, config_of(insecure_seed=3), tmp_path / "whole")
+    run(line, config_of(insecure_seed=3), tmp_path / "whole", name="tiny_task:line")
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
@@ -152,6 +152,7 @@ def kill(out, steps=0):
     return out
 
 
+@pytest.mark.short("8")
 @pytest.mark.parametrize("lost", [0, 8])
 def test_a_killed_run_starts_an_attempt_and_counts_lost_steps(stopped, lost):
     lines = []
@@ -176,6 +177,7 @@ def test_planned_guarantee_is_withdrawn_by_a_new_attempt(stopped, monkeypatch):
     assert not (stopped / "guarantee.json").exists()
 
 
+@pytest.mark.long
 def test_a_kill_at_half_an_epoch_costs_its_lost_steps():
     """At the noise and bins of the page on partial epochs, with two blocks of steps lost."""
     sampler = BallsAndBins(625 * 8, 8)
@@ -226,7 +228,7 @@ def drawn_by(seeds, sampler, steps):
     return [np.concatenate(source.passes_by_shard(step)[0]) for step in steps]
 
 
-@pytest.mark.short("shuffle", "balls-and-bins")
+@pytest.mark.short("shuffle")
 @pytest.mark.parametrize("name", ["balls-and-bins", "balls-and-bins, fixed", "shuffle", "poisson"])
 def test_each_example_takes_part_once_an_epoch_over_a_clean_stop(tmp_path, monkeypatch, name):
     kind, _, fixed = name.partition(", ")
@@ -261,16 +263,16 @@ def test_each_example_takes_part_once_an_epoch_over_a_clean_stop(tmp_path, monke
 
 
 def test_no_two_processes_draw_equal_noise_also_from_copies(stopped, tmp_path, monkeypatch):
-    copies = [shutil.copytree(stopped, tmp_path / name) for name in ("one", "two")]
+    copy = shutil.copytree(stopped, tmp_path / "copy")
     killed = [kill(shutil.copytree(stopped, tmp_path / f"killed {k}")) for k in (1, 2)]
     noise = []
     train_blocks_told(
         monkeypatch, lambda state, keys: noise.extend([keys.noise, keys.of_sums.noise, keys.loss])
     )
-    for out in (stopped, *copies, *killed):
+    for out in (stopped, copy, *killed):
         resume(out)
-    assert len({key.tobytes() for key in noise}) == len(noise) == 15
-    params = [weights(out) for out in (stopped, *copies, *killed)]
+    assert len({key.tobytes() for key in noise}) == len(noise) == 12
+    params = [weights(out) for out in (stopped, copy, *killed)]
     for k, one in enumerate(params):
         assert not any(np.array_equal(one, other) for other in params[:k])
 
@@ -361,7 +363,7 @@ class LaterScaled(Independent):
         return np.concatenate([noises[:40], noises[40:] / self.scale])
 
 
-def test_drawing_digests_are_repeatable_and_differ_by_law():
+def test_drawing_digests_are_repeatable_and_differ_by_law(monkeypatch):
     kinds = [BallsAndBins(160, 16, epochs=2, assignment=mode) for mode in ("redrawn", "fixed")]
     kinds += [kind(160, 16) for kind in (BallsAndBins, Poisson, Shuffle, Deterministic)]
     kinds += [Poisson(160, 16, max_batch_size=18)]
@@ -374,15 +376,9 @@ def test_drawing_digests_are_repeatable_and_differ_by_law():
     assert [drawing_digest(one) for one in laws] == [drawing_digest(one) for one in laws]
     louder = dataclasses.replace(laws[0], noise_multiplier=2.0)
     assert drawing_digest(louder) == drawing_digest(laws[0])
-
-
-def test_a_banded_matrix_that_changes_begins_a_new_attempt(tmp_path, monkeypatch):
-    config = config_of(bands=2, audit=False)
-    out = run_and_stop(line, config, tmp_path / "run")
-    copy = shutil.copytree(out, tmp_path / "copy")
-    assert resume(copy)["attempts"] == 1
+    banded, before = laws[7], drawing_digest(laws[7])
     monkeypatch.setattr(BandedToeplitz, "whiten", lambda self, noises: noises)
-    assert resume(out)["attempts"] == 2
+    assert drawing_digest(banded) != before
 
 
 OWN = """
@@ -494,6 +490,7 @@ def test_a_ledger_has_the_infinite_price_of_an_own_sampler(tmp_path, monkeypatch
     assert read(path).guarantee().epsilon.upper == math.inf
 
 
+@pytest.mark.long
 def test_a_ledger_prices_an_own_noise_on_draws_from_a_tree(tmp_path):
     tree = UnitTree.even((20, 8), ("store",))
     sampler = UnitsThenPoisson(tree, (4,), 0.5, steps=20)
@@ -508,6 +505,7 @@ def test_a_ledger_prices_an_own_noise_on_draws_from_a_tree(tmp_path):
     assert costs[0].upper == costs[1].upper > 0
 
 
+@pytest.mark.short("sampler")
 @pytest.mark.parametrize("kind", ["sampler", "noise"])
 def test_an_own_part_edited_after_a_stop_is_refused(tmp_path, monkeypatch, kind):
     monkeypatch.syspath_prepend(tmp_path)
@@ -608,7 +606,6 @@ def unchanged(out, patch): ...
 BEFORE_ATTEMPTS = {"attempt": 0, "first_step": 0, "generation": {}, "fingerprint": {}, "hash": "0"}
 OTHERWISE = "of the task differs from the start of the run in"
 STORIES = {
-    "a clean stop": (unchanged, None, 1),
     "a kill": (lambda out, patch: kill(out), None, 2),
     "the stop of an earlier step": (stopped_again, None, 2),
     "other drawing code": (
@@ -698,7 +695,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, damaged):
         resume(ours)
     assert (ours / "ledger.jsonl").read_bytes() == before
     shutil.rmtree(ours / "checkpoints")  # its own beginning is still there
-    assert resume(ours)["epsilon_upper"] >= resume(theirs)["epsilon_upper"]
+    assert resume(ours)["attempts"] == 2
 
 
 def test_a_run_killed_after_its_release_still_gets_a_report(stopped, monkeypatch):
@@ -730,6 +727,7 @@ def test_a_second_process_and_a_missing_run_are_refused(stopped, tmp_path):
 # --- Secrets -------------------------------------------------------------------------------------
 
 
+@pytest.mark.short("0")
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_run_files_are_owner_only_unless_public(tmp_path, umask):
     before = os.umask(umask)
