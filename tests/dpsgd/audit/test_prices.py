@@ -53,12 +53,12 @@ class Trimmed(EpochSampler):
 
 
 BUSIEST = {
-    "poisson": (Poisson(*SIZES), RATE, 6),
+    "poisson": (Poisson(*SIZES, overflow="accumulate"), RATE, 6),
     "cut to a cap": (Poisson(*SIZES, max_batch_size=32), RATE * kept(32), 6),
     "rarely cut": (Poisson(*SIZES, max_batch_size=44), RATE * kept(44), 6),
     "cut by itself": (Trimmed(*SIZES), RATE * kept(16), 6),
-    "cycles": (Poisson(*SIZES, cycle_length=4), 4 * RATE, 2),
-    "bins": (BallsAndBins(*SIZES), RATE, 1),
+    "cycles": (Poisson(*SIZES, cycle_length=4, overflow="accumulate"), 4 * RATE, 2),
+    "bins": (BallsAndBins(*SIZES, overflow="accumulate"), RATE, 1),
 }
 """Sampler, and the rate and number of steps of the busiest example of the segment."""
 
@@ -119,12 +119,13 @@ def quiet_on_the_same_rows(kind):
     return with_costs(kind, privacy_of=privacy_of)
 
 
+TWO_EPOCHS = 640, 32, 2
 SOUND = {
-    "poisson": Poisson(*SIZES),
-    "bins": BallsAndBins(*SIZES),
-    "one assignment": BallsAndBins(*SIZES, assignment="fixed"),
-    "shuffled": Shuffle(*SIZES),
-    "in order": Deterministic(*SIZES),
+    "poisson": Poisson(*TWO_EPOCHS, overflow="accumulate"),
+    "bins": BallsAndBins(*TWO_EPOCHS, overflow="accumulate"),
+    "one assignment": BallsAndBins(*TWO_EPOCHS, assignment="fixed", overflow="accumulate"),
+    "shuffled": Shuffle(*TWO_EPOCHS),
+    "in order": Deterministic(*TWO_EPOCHS),
 }
 
 
@@ -152,19 +153,19 @@ class BusyRow(IndependentRows):
         return np.where((examples == 1) & (steps >= 0), 1.0, self.probability)
 
 
-USERS = UserPoisson(640, 32, 1, max_contributions=4)
+USERS = UserPoisson(160, 8, 1, max_contributions=4)
 CHEAP = {
     "one step of many bins": priced(
-        BallsAndBins(5000, 1, 4, overflow="accumulate"),
-        lambda sigma: PoissonProfile(sigma, 1 / 5000, 4),
+        BallsAndBins(5000, 1, 2, overflow="accumulate"),
+        lambda sigma: PoissonProfile(sigma, 1 / 5000, 2),
     ),
-    "rows in place of users": priced(USERS, Poisson(640, 32, 1).privacy),
+    "rows in place of users": priced(USERS, Poisson(160, 8, 1).privacy),
     "rows in place of users, where cuts are priced": with_costs(
         UserPoisson, with_cuts=lambda self, of: PoissonProfile(of.noise_multiplier, RATE, of.steps)
     )(**USERS.terms()),
     "all other rows": with_costs(
         Poisson, row_law=lambda self: BusyRow(**vars(Poisson.row_law(self)))
-    )(*SIZES),
+    )(*SIZES, overflow="accumulate"),
 }
 
 
@@ -174,8 +175,8 @@ def test_the_price_of_another_sampler_is_refused(sampler):
 
 
 def test_sound_samplers_of_trees_shapes_and_users_pass():
-    tree = UnitTree.even((20, 8), ("store",))
-    sampler = UnitsThenPoisson(tree, (4,), 0.5, steps=20)
+    tree = UnitTree.even((20, 2), ("store",))
+    sampler = UnitsThenPoisson(tree, (4,), 0.5, steps=6)
     shape = UnitsThenPoisson.from_terms(sampler.terms())
     for known in (sampler, shape, USERS):
         assert all(check.passed for check in cost_checks(known, 1.0, delta=1e-3))
@@ -183,6 +184,6 @@ def test_sound_samplers_of_trees_shapes_and_users_pass():
 
 @pytest.mark.parametrize("change", [quiet_run, quiet_on_the_same_rows])
 def test_a_noise_that_states_less_than_its_run_costs_is_refused(change):
-    runs = [(Poisson(*SIZES), 1.0)]
+    runs = [(Poisson(*SIZES, overflow="accumulate"), 1.0)]
     assert price_check(Independent(), runs).passed
     assert not price_check(change(Independent)(), runs).passed
