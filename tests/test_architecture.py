@@ -18,10 +18,15 @@ JAX = {"jax", "jaxlib", "flax", "optax"}
 
 
 @functools.cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@functools.cache
 def imported_packages(file: Path) -> set[str]:
     """Top-level names of all absolute imports in `file`, the lazy ones inside functions too."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -92,7 +97,7 @@ def test_inside_a_package_imports_go_one_way(package, part):
     )
     assert files
     for file in files:
-        tree = ast.parse(file.read_text())
+        tree = tree_of(file)
         named = {  # in annotations alone
             inner
             for node in ast.walk(tree)
@@ -146,9 +151,7 @@ def modules_imported_with(name: str) -> dict[str, set[str]]:
         found[module] = set()
         parents = module.split(".")
         waiting += [".".join(parents[:i]) for i in range(1, len(parents))]
-        for node in ast.parse(
-            file.read_text()
-        ).body:  # not what a function imports when it is called
+        for node in tree_of(file).body:  # not what a function imports when it is called
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
