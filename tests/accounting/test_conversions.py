@@ -23,7 +23,7 @@ from accounting.releases import with_gaussian_release
 PROFILES = [
     GaussianProfile(0.7),
     GaussianProfile(2.0),
-    BallsAndBinsProfile(1.0, 20),
+    BallsAndBinsProfile(1.0, 5),
     pytest.param(BallsAndBinsProfile(1.0, 5, epochs=2), marks=pytest.mark.long),
 ]
 
@@ -65,7 +65,7 @@ def test_noise_in_the_upper_values_never_breaks_the_bound(noise):
 
 EVENTS = [
     GaussianProfile(2.0),
-    PoissonProfile(1.0, 0.02, 50),
+    pytest.param(PoissonProfile(1.0, 0.02, 50), marks=pytest.mark.long),
     with_gaussian_release(PoissonProfile(1.0, 0.1, 20), 2.0),
     pytest.param(UserPoissonProfile(2.0, 20, 0.05, 3), marks=pytest.mark.long),
 ]

@@ -82,7 +82,7 @@ ORDERS = [*range(2, 65), 80, 100, 128, 256, 512]
 @pytest.mark.short("2.5")
 @pytest.mark.parametrize("sigma", [0.5, 0.6, 0.8, 1.0, 1.5, 2.5, 5.0])
 def test_two_accountants_agree_over_a_grid_below_renyi_s_costs(sigma):
-    for rate, steps in itertools.product([1.0, 0.1, 1e-3], [1000, 100, 10, 1]):
+    for rate, steps in itertools.product([1.0, 0.1, 1e-3], [1000, 30, 1]):
         renyi = RdpAccountant(ORDERS)
         gaussian = dp_event.GaussianDpEvent(sigma)
         renyi.compose(dp_event.PoissonSampledDpEvent(rate, gaussian), steps)
@@ -96,7 +96,7 @@ def test_two_accountants_agree_over_a_grid_below_renyi_s_costs(sigma):
             assert bound.upper <= renyi.get_epsilon(delta)
 
 
-@pytest.mark.short("7*")
+@pytest.mark.long
 @pytest.mark.parametrize(("deviations", "epsilon", "sharper"), [(7, 1.8, 1.05), (5, 3.0, 4.0)])
 def test_truncated_events_agree(deviations, epsilon, sharper):
     n, b, sigma = 37_000_000, 8192, 0.6

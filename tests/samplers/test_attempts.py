@@ -12,6 +12,7 @@ from samplers import BallsAndBins, Deterministic, EpochSampler, Poisson, Shuffle
 
 SIGMA = 1.0
 SIZES = {"num_examples": 1000, "batch_size": 50, "epochs": 4}  # 20 steps an epoch
+CHEAP = pytest.mark.short("Deter*", "Poisson*None, t*", "BallsAndBins*None, t*", "User*")
 SAMPLERS = [
     Deterministic(**SIZES),
     Shuffle(**SIZES),
@@ -55,6 +56,7 @@ def test_more_steps_cost_more_and_both_ends_are_positive(sampler):
     assert again.lower > 0.0
 
 
+@CHEAP
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_attempts_cost_at_most_the_epochs_that_they_enter(sampler):
     attempts = [range(0, 33), range(28, 57), [range(55, 60), range(62, 80)]]
@@ -64,6 +66,7 @@ def test_attempts_cost_at_most_the_epochs_that_they_enter(sampler):
         assert price.lower <= price.upper <= 1.001 * upper(widened)
 
 
+@CHEAP
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_ends_within_limits_cost_at_most_the_entered_draws(sampler):
     # Whoever may choose ends may also choose others, of as many attempts, epochs and steps.
@@ -85,6 +88,7 @@ TABLE = [
 ]
 
 
+@pytest.mark.short("0.7-*")
 @pytest.mark.parametrize(("sigma", "bins", "delta", "values"), TABLE)
 def test_interrupted_epoch_costs_what_own_convolutions_give(sigma, bins, delta, values):
     sampler = BallsAndBins(bins * 100, 100, overflow="accumulate")
@@ -108,7 +112,7 @@ def test_few_released_bins_of_a_million_are_priced_in_seconds(bins):
     assert bound.lower <= bins * one.upper
 
 
-@pytest.mark.short("1-*")
+@pytest.mark.long
 @pytest.mark.parametrize(("epochs", "price"), [(1, 3.74), (30, 9.113)])
 def test_three_attempts_are_priced_and_calibrated_in_two_seconds(epochs, price):
     BallsAndBins(100, 10).privacy(0.5).epsilon(1e-5)  # loads what is loaded at need

@@ -89,6 +89,7 @@ def test_what_a_sum_leaves_out_at_its_end_is_bounded_and_counted(
     assert high - low >= 2.0 * bound
 
 
+@pytest.mark.short("*-0.0", "*-0.1", "0.6-*", "2.0-*")
 @pytest.mark.parametrize("epsilon", [0.0, 1e-9, 1e-3, 0.1, 0.6125, 1.0])
 @pytest.mark.parametrize(
     ("sigma", "rate", "steps"),

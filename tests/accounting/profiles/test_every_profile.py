@@ -79,6 +79,7 @@ QUESTIONS = [Question("epsilon", DELTA)]
 QUESTIONS += [Question("delta", at) for at in (0.0, 1e-6, 0.02, 0.3, 1.0)]
 
 
+@pytest.mark.short("epsilon-*", "delta-0.0-*", "delta-0.3-*", "delta-1e-06-balls*")
 @EVERY
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: f"{one.wanted}-{one.at}")
 def test_interval_is_as_narrow_as_promised_or_says_why(name, question):
@@ -129,7 +130,7 @@ def test_noise_that_gives_no_guarantee_is_refused(name, sigma):
         PROFILES[name][0](sigma)
 
 
-@pytest.mark.short("poisson", "gaussian", "truncated", "units", "*release", "one stage")
+@pytest.mark.short("poisson", "gaussian", "units", "*release", "one stage")
 @EVERY
 def test_the_most_noise_that_is_taken_has_a_bound(name):
     profile = PROFILES[name][0](1e10)

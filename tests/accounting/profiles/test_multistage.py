@@ -122,7 +122,7 @@ def violation(rng, cells):
 def test_no_random_pair_of_data_sets_on_a_line_exceeds_the_bound():
     # Masses of cells give exact lower bounds: not a statistical test.
     rng = np.random.default_rng(1)
-    found = [violation(rng, 200) for _ in range(100)]
+    found = [violation(rng, 200) for _ in range(50)]
     assert max(excess for excess, _, _ in found) <= 1e-9
     # The search is sharp: one stage is attained, two stages nearly.
     assert max(share for _, share, stages in found if stages == 1) > 0.99
@@ -135,7 +135,7 @@ def test_clipping_units_bounds_every_function_of_their_examples(level):
     # the whole episode is the unit.
     rng = np.random.default_rng(3)
     share = 0.0
-    for _ in range(30):
+    for _ in range(15):
         units, leaves, draws = 3, 3, (int(rng.integers(1, 3)), int(rng.integers(1, 3)))
         sigma = float(rng.choice([0.5, 1.0, 2.0]))
         outcomes, probabilities = episodes([range(leaves)] * units, draws)

@@ -185,7 +185,7 @@ KINDS = {
 }
 
 
-@pytest.mark.short("7.0-*-poisson", "6.0-*-bins")
+@pytest.mark.short("7.0-*-poisson")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("deviations", "within", "at_most"), [(7.0, 1e-3, 1.7891), (6.0, 1e-2, 1.792), (5.0, 1.0, 3.15)]
@@ -201,6 +201,7 @@ def test_a_cap_near_the_mean_costs_next_to_nothing(kind, deviations, within, at_
     assert cut.delta(bound.upper).upper == pytest.approx(DELTA, rel=0.02)
 
 
+@pytest.mark.short("86-*", "*-BallsAndBins")
 @pytest.mark.parametrize("kind", [Poisson, BallsAndBins])
 @pytest.mark.parametrize(("count", "sigma", "delta"), [(36_133, 0.3757, 4e-9), (86, 0.9, 1e-6)])
 def test_default_cap_leaves_intervals_as_narrow_as_asked(kind, count, sigma, delta):
@@ -215,13 +216,14 @@ def test_cap_that_always_cuts_gives_infinity_and_says_why():
     assert "exceeds max_batch_size uses up delta: raise it" in bound.note
 
 
+@pytest.mark.short("poisson")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_release_composes_with_every_part(kind):
     cut = KINDS[kind](math.ceil(B + 6.0 * math.sqrt(B)))
     both = with_gaussian_release(cut, 2.0)
     assert both.log_spent == cut.log_spent
     assert both.profile == cut.profile.with_gaussian_release(2.0)
-    assert both.epsilon(DELTA).upper > cut.epsilon(DELTA).upper
+    assert both.delta(1.5).upper > cut.delta(1.5).upper
     (one, *_), (other, *_) = both.cases, cut.cases
     assert one.flagged[0].profile == other.flagged[0].profile.with_gaussian_release(2.0)
 

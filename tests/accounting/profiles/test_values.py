@@ -36,7 +36,7 @@ NARROW = [
     (BallsAndBinsProfile(0.5, 36_000), SMALL, 2.04166, 2.04169),
     (BallsAndBinsProfile(0.3, 36_000), SMALL, 12.598468, 12.598469),
     (BallsAndBinsProfile(1.0, 565, 5, "fixed"), SMALL, 7.817, 7.818),
-    (BallsAndBinsProfile(1.0, 565, 5), SMALL, 0.6456, 0.6461),
+    long(BallsAndBinsProfile(1.0, 565, 5), SMALL, 0.6456, 0.6461),
     # By the larger release alone, to 50 digits: what the other one adds is e^-300 of it.
     (BallsAndBinsProfile(0.055, 2), 1e-18, 323.003648, 323.003650),
     (BallsAndBinsProfile(0.06, 2), 1e-22, 299.771795, 299.771797),
@@ -46,7 +46,7 @@ NARROW = [
     long(BallsAndBinsProfile(0.02, 1000), 1e-280, 3031.50, 3031.52),
     (BallsAndBinsProfile(0.7, 100), 1e-250, 44.564, 44.566),
     (BallsAndBinsProfile(60.0, 20, 2), 1e-8, 0.02262, 0.02264),
-    (BallsAndBinsProfile(1000.0, 20), 1e-8, 7.975e-4, 7.98e-4),
+    long(BallsAndBinsProfile(1000.0, 20), 1e-8, 7.975e-4, 7.98e-4),
     long(BallsAndBinsProfile(10.0, 1000), 1e-8, 0.01325, 0.01327),
     long(BallsAndBinsProfile(100.0, 10_000, 3), 1e-8, 6.067e-4, 6.071e-4),
     # At this rate a grid of 1e-3 gives 0.123 and one of 1e-4 gives 0.041.
@@ -65,9 +65,9 @@ LOOSE = [
     long(MultistageProfile(2.0, 1000, (1, 50), (100, 100)), DELTA, 5.53912, 5.70039),
     (MultistageProfile(2.0, 1000, (1, 5, 5), (10, 25, 25)), DELTA, 1.87591, 3.92399),
     (UserPoissonProfile(1000.0, 100, 1e-7, 10**7), DELTA, 0.02721, 0.02724),
-    (UserPoissonProfile(3000.0, 100, 1e-4, 10**7), DELTA, 19.1245, 19.1400),
+    long(UserPoissonProfile(3000.0, 100, 1e-4, 10**7), DELTA, 19.1245, 19.1400),
     (UserPoissonProfile(10.0, 10, 0.5, 10**7), DELTA, 0.0, INF),
-    (
+    long(
         SelectionProfile(UserPoissonProfile(1000.0, 100, 1e-7, 10**7), TrialCount(10)),
         DELTA,
         0.0272,
@@ -76,9 +76,9 @@ LOOSE = [
     (MultistageProfile(1885.5, 68, (1, 1, 1), (6, 1, 109)), DELTA, 0.0, 0.0),
     (UserPoissonProfile(0.5, 850, 0.0064, 2), 7.7e-8, 23.0632, 23.0654),
     long(UserPoissonProfile(1.0, 1000, 1e-3, 2), 1e-20, 5.09852, 5.09906),
-    (MultistageProfile(0.6, 5000, (1,), (200,)), 1e-8, 84.3070, 85.1033),
+    long(MultistageProfile(0.6, 5000, (1,), (200,)), 1e-8, 84.3070, 85.1033),
     long(MultistageProfile(1.0, 1000, (1,), (100,)), 1e-300, 85.5437, 1670.88),
-    (MultistageProfile(1.0, 1000, (1, 5), (100, 10)), 1e-6, 17.2675, 18.1689),
+    long(MultistageProfile(1.0, 1000, (1, 5), (100, 10)), 1e-6, 17.2675, 18.1689),
     (UnitsThenPoissonProfile(0.5, 1000, 0.1, 0.1), 1e-6, 15.4802, 35.9910),
     (UserPoissonProfile(0.01, 10, 0.1, 5), 1e-6, 0.0, 1.25752e6),
     (BallsAndBinsProfile(1e-3, 10**7, 10**4), 1e-300, 5.0035e9, 5.0038e9),
@@ -114,7 +114,7 @@ def test_wide_interval_says_why_in_ten_seconds(profile, delta, low, high):
 DELTAS = [
     *((PoissonProfile(0.1, 1e-9, 1), at, 0.0, 1.0, 1e-9) for at in (29.0, 31.0, 40.0)),
     (PoissonProfile(0.02, 0.5, 1), 800.0, 0.499, 0.501, 1e-3),  # no float holds e^800
-    (PoissonProfile(1.0, 1e-4, 1000), 8.0, 3.1166e-65, 3.1170e-65, 1e-6),
+    long(PoissonProfile(1.0, 1e-4, 1000), 8.0, 3.1166e-65, 3.1170e-65, 1e-6),
 ]
 
 
@@ -204,7 +204,7 @@ ORDERED = [
         1.0,
     ),
     # A whole class is in most episodes.
-    (
+    long(
         MultistageProfile(1.0, 1000, (5, 10), (7, 5000), clipped_level=0),
         MultistageProfile(1.0, 1000, (5,), (7,), clipped_level=0),
         DELTA,
@@ -277,7 +277,7 @@ def test_lower_end_of_shuffling_is_of_a_pair_or_of_redrawn_bins():
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-@pytest.mark.parametrize("steps", [2, 10, 100])
+@pytest.mark.parametrize("steps", [2, 10, long(100)])
 def test_bins_cost_at_most_shuffling_and_that_a_known_order(steps, epochs):
     for sigma, delta in itertools.product([0.5, 2.5], [1e-4, 1e-8]):
         bins, shuffled, known = (

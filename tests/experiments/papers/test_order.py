@@ -107,6 +107,7 @@ def released(sigma, steps, nodes):
     return weight, ratio
 
 
+@pytest.mark.short("1.0-*", "4.0-*")
 @pytest.mark.parametrize(
     ("sigma", "steps", "nodes"),
     [(0.5, 2, 201), (1.0, 3, 61), (4.0, 3, 41)],
