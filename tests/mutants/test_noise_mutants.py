@@ -201,7 +201,6 @@ def test_noise_without_a_bug_passes(first_step):
 QUICK = {  # of every way of looking one, and what statistics could not resolve
     "off at the last step of a full block",  # seen in blocks alone
     "halved for full batches at the run's own C",  # in differences of two releases alone
-    "divided by the realised size",
     "the last coordinate is the first",
     "an attempt is not heeded",
 }

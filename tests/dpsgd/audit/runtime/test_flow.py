@@ -128,6 +128,16 @@ SOUND = {
 }
 
 
+@pytest.mark.short(
+    "several passes*",
+    "full batch",
+    "streamed",
+    "bands",
+    "noise of*",
+    "*tables, placed",
+    "*tables, a loss*",
+    "an optimizer*",
+)
 @pytest.mark.parametrize("how", SOUND.values(), ids=SOUND)
 def test_sound_programs_pass(how):
     assert faults(**how) == ""
