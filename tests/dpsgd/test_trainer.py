@@ -296,7 +296,7 @@ class Same:
     __call__ = Scaled.__call__
 
 
-@pytest.mark.short("Same")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Scaled, Same])
 def test_equal_losses_train_with_their_own_fields(kind):
     mechanism = Mechanism(SHUFFLED.sampler, 1e-3, 1e6)
@@ -306,10 +306,10 @@ def test_equal_losses_train_with_their_own_fields(kind):
         with pytest.warns(UserWarning, match="seed"):
             return trained(algorithm, mechanism, insecure_seed=0, audit=False).params
 
-    for scale in (1.0, 3.0):
-        wanted = reached(lambda w, example, of=scale: of * loss_fn(w, example))
-        found = reached(kind({"of": np.array(scale)}))
-        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+    reached(kind({"of": np.array(1.0)}))
+    found = reached(kind({"of": np.array(3.0)}))
+    wanted = reached(lambda w, example: 3.0 * loss_fn(w, example))
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
 
 
 class Endless:

@@ -412,7 +412,7 @@ def test_a_whole_that_costs_less_than_a_part_is_never_printed(
 
 # --- Of several segments, each counts -------------------------------------------------------------
 
-FLOAT = Mechanism(SAMPLERS["poisson"], 2.0, 1.0)
+FLOAT = Mechanism(SAMPLERS["deterministic"], 2.0, 1.0)  # priced at once
 CHOSEN = Trials(TrialCount(3.0, 1.0), (Segment(FLOAT),), "loss of validation")
 TOLD = {
     "lazy tables": ([Segment(FLOAT, lazy_tables=True), Segment(FLOAT)], True, 0),
@@ -503,6 +503,7 @@ def test_every_release_of_every_attempt_and_run_is_counted():
         assert found >= (GaussianProfile(precision**-0.5).epsilon(DELTA).lower if precision else 0)
 
 
+@pytest.mark.short("stops0")
 @pytest.mark.parametrize("stops", [(376, 312), (500, 470), (200, 100)])
 def test_interrupted_epoch_has_two_prices_and_lower_ends(stops):
     sampler = BallsAndBins(62_500, 100, overflow="accumulate")  # 625 steps

@@ -59,7 +59,7 @@ def bits(way):
         return np.asarray(WAYS[way]()).tobytes()
 
 
-@pytest.mark.short("device", "a sum")
+@pytest.mark.short("device")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_in_64_bits_has_the_bits_that_it_has_in_32(way):
     expected = bits(way)

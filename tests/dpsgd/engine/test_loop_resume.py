@@ -65,7 +65,7 @@ def assert_same_bits(a, b):
     assert jax.tree.map(bits, a) == jax.tree.map(bits, b)
 
 
-@pytest.mark.short("Shuffle*", "BallsAndBins*")
+@pytest.mark.short("Shuffle*")
 @pytest.mark.parametrize("sampler", QUICK, ids=repr)
 def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
     private, checkpoints = mechanism(sampler), Checkpoints(tmp_path / "checkpoints")

@@ -76,7 +76,7 @@ def trained(data, **how):
     return train(dpsgd(loss_fn, optax.sgd(0.1)), MECHANISM, jnp.ones(2), data, **how).params
 
 
-@pytest.mark.short("own-None", "columns-device", "polars-device")
+@pytest.mark.short("own-None", "columns-device")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("data_on", [None, "device"])
 @pytest.mark.parametrize("source", SOURCES)

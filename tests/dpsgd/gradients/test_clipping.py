@@ -232,6 +232,7 @@ def with_tiny_leaf(method):
     return run
 
 
+@pytest.mark.short("ghost-*")
 @pytest.mark.parametrize("exponent", [-126, -101, -64, 0])
 @pytest.mark.parametrize("method", METHODS)
 def test_tiny_or_zero_leaf_takes_nothing_from_the_others(method, exponent):

@@ -55,7 +55,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.short("derivatives-*", "*-vmap")
+@pytest.mark.short("derivatives-ghost", "activations-vmap")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.usefixtures("optimised")
@@ -115,7 +115,7 @@ def read_anew(closed, arguments, draw):
     return [find(atom) for atom in closed.jaxpr.outvars]
 
 
-@pytest.mark.short("derivatives-*", "activations-vmap")
+@pytest.mark.short("derivatives-ghost", "parameters-ghost")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_norm_and_sum_agree_however_each_reader_is_rounded(loss, method):
