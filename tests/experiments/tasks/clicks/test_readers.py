@@ -237,7 +237,7 @@ def test_mutated_files_are_read_right_or_refused_at_a_bad_line(
     path = tmp_path_factory.getbasetemp() / "mutated"
     text = as_text(name, named(name, [VALID[name][row] for row in rows]), line_end=line_end)
     data = mutate(text.decode().encode(code), changes)
-    assume(data.strip(b"\xef\xbb\xbf\r\n"))  # not empty
+    assume(data not in (b"\xef", b"\xef\xbb"))
     data = data if zipped is None else mutate(gzip.compress(data, mtime=0), zipped)
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
