@@ -95,7 +95,7 @@ class Ledger:
 
         Raises:
           LedgerError: if the ledger is missing, damaged, locked by another process, or differs
-            between processes.
+            between processes; or if own parts now state another price.
         """
         processes = processes or Processes()
         if not processes.first:
@@ -112,6 +112,7 @@ class Ledger:
             _lock(descriptor, path)
             content = path.read_bytes()
             history = History.parse(content, path)
+            history.check_price()
             complete_bytes = content.rfind(b"\n") + 1
             if complete_bytes < len(content):
                 os.ftruncate(descriptor, complete_bytes)

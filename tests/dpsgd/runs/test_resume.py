@@ -475,6 +475,8 @@ def test_a_ledger_is_not_priced_by_a_changed_own_module(tmp_path, monkeypatch):
         helped(*changed)
         with pytest.raises(LedgerError, match="edited_helped:Helped states another price"):
             read(path).guarantee()
+        with pytest.raises(LedgerError, match="states another price"):
+            Ledger.open(path)  # and no further step is declared
     helped(1, 1)
     assert read(path).guarantee().epsilon == epsilon
 
