@@ -340,10 +340,7 @@ def named(row):
     return " ".join(filter(None, row.values()))
 
 
-QUICK = next(row for row in ROWS if row["task"] == "binary")
-
-
-@pytest.mark.short(named(QUICK))
+@pytest.mark.long
 @pytest.mark.parametrize("row", ROWS, ids=named)
 def test_every_row_trains_resumes_evaluates_exports_and_restarts(row, days, tmp_path, command):
     check(row, days, tmp_path, command)

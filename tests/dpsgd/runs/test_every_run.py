@@ -163,6 +163,7 @@ def test_calibration_of_frozen_parameters_is_refused_or_omitted(tmp_path):
 # --- A sampler from outside the package ----------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_sampler_of_ones_own_is_known_by_its_qualified_name(tmp_path):
     out, lines = tmp_path / "run", []
     with short_blocks():

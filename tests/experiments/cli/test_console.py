@@ -70,6 +70,7 @@ def test_what_takes_long_is_seen_to_go_on_in_a_terminal(stderr, seconds, shown, 
     assert ("pricing" in stderr.getvalue()) == shown
 
 
+@pytest.mark.long
 def test_piped_progress_is_plain_lines_at_growing_intervals(monkeypatch, capsys):
     monkeypatch.setattr(console, "EVERY", 0.2)
     with Console() as shown:

@@ -163,6 +163,7 @@ PLACES = {
 }
 
 
+@pytest.mark.long
 def test_every_place_prints_the_same_ends_of_a_run(command):
     words = "--epochs", 1, "--batch-size", 10, "--noise-multiplier", 1.1, *DELTA, "--rows", 50
     said = {

@@ -148,6 +148,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.short("pipe")
 @pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
 def test_elapsed_time_of_a_selection_is_not_shown(terminal, tmp_path, monkeypatch, capsys, command):
     monkeypatch.setattr(console, "EVERY", 0.05)

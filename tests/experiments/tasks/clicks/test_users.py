@@ -101,6 +101,7 @@ TRAIN += ["--model", "linear"]
 LAZY = ["--tables", "lazy"]
 
 
+@pytest.mark.long
 def test_a_command_trains_at_the_price_of_users(table, command):
     words = [table / "s", "sampler:user-poisson", "--max-contributions", 4, *TRAIN]
     assert "unit: one user" in command("train", *words, "--out", table / "run")
