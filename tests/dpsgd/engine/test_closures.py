@@ -82,7 +82,7 @@ class Calls:
 HOLDERS = {
     "nested global": lambda array: uses_a_global_within,
     "call of an object": lambda array: Calls(),
-    "method": lambda array: Calls(array).method,
+    "method": lambda array: Calls(array.astype(np.float64)).method,
     "closure": lambda array: lambda x: x + jnp.asarray(array).sum(),
     "partial": lambda array: functools.partial(lambda a, x: x + a["k"][0].sum(), {"k": [array]}),
     "jit": lambda array: jax.jit(lambda x: x + jnp.asarray(array).sum()),

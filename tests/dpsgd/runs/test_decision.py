@@ -10,7 +10,7 @@ import pytest
 from own_sampler import Coins
 
 from dpsgd import Independent, Mechanism, Segment
-from dpsgd.runs.attempts import Continue, NewAttempt, Stop, decide
+from dpsgd.runs.attempts import Continue, EpochSeeds, NewAttempt, Stop, decide, stop_at
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.history import History, LedgerError, line_of
 from dpsgd.runs.terms import Terms
@@ -142,6 +142,16 @@ def test_only_a_clean_stop_continues_with_its_seed():
     assert decided(folder, saved=None) == NewAttempt()
     folder.append({"declare": [8, 12]})
     assert decided(folder) == NewAttempt()
+
+
+@pytest.mark.parametrize(("assignment", "length"), [("redrawn", 3), ("fixed", STEPS)])
+def test_a_stop_has_the_seed_of_an_unfinished_draw_alone(assignment, length):
+    sampler = BallsAndBins(24, 8, epochs=4, assignment=assignment)
+    seeds = EpochSeeds(7, {})
+    for step in range(STEPS + 1):
+        draw = step // length if step % length else None
+        expected = Stop("head", step, draw, None if draw is None else seeds(draw))
+        assert stop_at(step, "head", sampler, seeds) == expected
 
 
 def test_a_ledger_that_is_older_than_its_stop_is_refused():

@@ -171,9 +171,12 @@ def test_a_killed_run_starts_an_attempt_and_counts_lost_steps(stopped, lost):
 
 def test_planned_guarantee_is_withdrawn_by_a_new_attempt(stopped, monkeypatch):
     monkeypatch.setattr(job.Training, "train", stop_there)
+    damaged = stopped / "checkpoints" / "000000000024.npz"  # of a later step
+    damaged.write_bytes(b"PK")
     with pytest.raises(KeyboardInterrupt):
         resume(kill(stopped))
     assert declared(stopped) == [range(16), range(16, 16)]
+    assert not damaged.exists()
     assert not (stopped / "guarantee.json").exists()
 
 
