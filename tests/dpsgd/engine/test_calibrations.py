@@ -293,6 +293,12 @@ def test_row_vector_has_the_derivatives_of_its_log_loss(kind, example, loss, wei
     np.testing.assert_allclose(kind.of.statistic(theta, row), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("y", [-1, 4, 2**31 - 1])
+def test_a_label_beyond_the_classes_makes_no_finite_vector(y):
+    row = TEMPERATURE.of.reads((), {"z": jnp.array([1.0, -2.0, 0.5, -30.0]), "y": y})
+    assert not np.isfinite(TEMPERATURE.of.statistic(TEMPERATURE.of.start(), row)).all()
+
+
 def test_equal_predictions_are_shifted_and_keep_their_scale():
     data = of_numbers(0.7, 0.1, spread=0.0)
     a, c = AFFINE.fitted(data)

@@ -58,7 +58,7 @@ loss_fn, dropping = with_rows(lookups, loss_of_rows), with_rows(lookups, dropped
 
 @dataclass(frozen=True)
 class Own(Noise):
-    """Noise of two bands that is added by its own `+`."""
+    """Noise of two bands that is added by its own `+`, and that reads the step."""
 
     @property
     def bands(self):
@@ -70,7 +70,7 @@ class Own(Noise):
     def add(self, total, state, key, step, scales):
         zeros = jax.tree.map(jnp.zeros_like, total)
         fresh = add_gaussian_noise(zeros, key, step, 1.25 * scales.noise_stddev)
-        noise = jax.tree.map(lambda z, before: z - 0.5 * before, fresh, state)
+        noise = jax.tree.map(lambda z, before: z - 0.5 * (step > 0) * before, fresh, state)
         return jax.tree.map(lambda s, n: (s + n) / scales.expected_batch_size, total, noise), noise
 
 
