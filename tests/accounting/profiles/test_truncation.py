@@ -1,6 +1,7 @@
 """Claims about the cost of a maximum batch size."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import Counter
@@ -96,15 +97,20 @@ FLAGGED = {
 }
 
 
-@pytest.mark.parametrize("name", FLAGGED)
-def test_flags_are_as_likely_as_revealed_draws_need(name):
-    """The price holds if the draws of others are shown, and who is kept in a full batch."""
-    profile, epsilon, others = FLAGGED[name], 8.0, np.arange(40)
+def shown_draws(epsilon):
+    """Delta of `FLAGGED` if the draws of others are shown, and who is kept in a full batch."""
+    others = np.arange(40)
     law, full = stats.binom.pmf(others, 39, 0.05), others >= 3
     sampled, known = (
         p.delta(epsilon).lower for p in (PoissonProfile(0.3, 0.05, 1), GaussianProfile(0.3))
     )
-    exact = law[~full].sum() * sampled + 0.05 * law[full] @ (3 / (others[full] + 1)) * known
+    return law[~full].sum() * sampled + 0.05 * law[full] @ (3 / (others[full] + 1)) * known
+
+
+@pytest.mark.parametrize("name", FLAGGED)
+def test_flags_are_as_likely_as_revealed_draws_need(name):
+    profile, epsilon = FLAGGED[name], 8.0
+    exact = shown_draws(epsilon)
     assert exact <= profile.delta(epsilon).upper
 
     def rarer(part):
@@ -112,6 +118,72 @@ def test_flags_are_as_likely_as_revealed_draws_need(name):
 
     cases = tuple(case._replace(flagged=tuple(map(rarer, case.flagged))) for case in profile.cases)
     assert dataclasses.replace(profile, cases=cases).delta(epsilon).upper < exact
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 8.0, 14.0])
+def test_epsilon_is_at_least_that_of_shown_draws(epsilon):
+    # Delta is spent once: what flags take of it, the run without a cut does not get.
+    profile, exact = FLAGGED["one bin of 20"], shown_draws(epsilon)
+    assert profile.profile.epsilon(exact).upper < epsilon <= profile.epsilon(exact).upper
+
+
+def kept_in_full_batches(cut, bins, times=1):
+    """Law of the joint norm of an example's releases in which it is kept in a full batch.
+
+    Its draws have so many released `bins` each, all of them released so many `times`.
+    """
+    rate, cap = cut.sampling_prob, cut.max_batch_size
+    others, draws = np.arange(cap, cap + 200), []
+    law = rate * stats.binom.pmf(others, cut.num_examples - 1, rate)
+    for count in bins:
+        kept = [count * law @ stats.binom.pmf(k, times, cap / (others + 1))
+                for k in range(1, times + 1)]  # fmt: skip
+        draws.append([1.0 - sum(kept), *kept])
+    return {math.sqrt(k): chance for k, chance in enumerate(functools.reduce(np.convolve, draws))}
+
+
+def kept_rows(cut, own):
+    """Law of the number of a user's rows that are kept in a full batch."""
+    rows, cap = cut.num_examples, cut.max_batch_size
+    full = stats.binom.sf(cap, rows, cut.sampling_prob)
+    return {k: full * stats.hypergeom.pmf(k, rows, own, cap) for k in range(own + 1)}
+
+
+SPARSE, FULL, MILLION = Cap(400, 1 / 200, 9), Cap(400, 0.05, 20), Cap(10**6, 1e-6, 1)
+WIDE = Cap(400, 0.2, 118)
+KNOWN = {  # profile, cut, an epsilon at which known releases cost the most, their norms
+    "one flag in either of two epochs": (
+        BallsAndBinsProfile(0.5, 200, 2), SPARSE, 8.0, kept_in_full_batches(SPARSE, (200, 200)),
+    ),
+    "draws of one bin and of two": (
+        AssignmentsProfile(0.5, ((((0, 199), (1, 1)), 1), (((0, 198), (1, 2)), 1))), SPARSE, 6.0,
+        kept_in_full_batches(SPARSE, (1, 2)),
+    ),
+    "one bin in four epochs": (
+        BallsAndBinsProfile(1.0, 200, 4, "fixed"), SPARSE, 6.0,
+        kept_in_full_batches(SPARSE, (200,), 4),
+    ),
+    "flags in two draws at once": (
+        AssignmentsProfile(0.6, ((((0, 19), (1, 1)), 2),)), FULL, 7.0,
+        kept_in_full_batches(FULL, (1, 1)),
+    ),
+    "either of two releases of a bin": (
+        AssignmentsProfile(0.5, ((((0, 10**6 - 1), (2, 1)), 1),)), MILLION, 1.0,
+        kept_in_full_batches(MILLION, (1,), 2),
+    ),
+    "rows of a user": (UserPoissonProfile(2.0, 1, 0.2, 4), WIDE, 8.0, kept_rows(WIDE, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("profile", "cut", "epsilon", "norms"), KNOWN.values(), ids=KNOWN)
+def test_known_releases_in_full_batches_are_paid_for(profile, cut, epsilon, norms):
+    """A run costs at least what the releases do that are known, given the draws of others."""
+    known = sum(
+        chance * GaussianProfile(profile.noise_multiplier / norm).delta(epsilon).lower
+        for norm, chance in norms.items()
+        if norm
+    )
+    assert known <= truncated_profile(profile, cut).delta(epsilon).upper
 
 
 @pytest.mark.parametrize(
@@ -289,6 +361,27 @@ def test_the_upper_end_is_the_sum_that_its_statement_says(stated, epsilon, sharp
     assert upper <= sharp * min(sum_of(terms, "upper", epsilon) for terms in statements)
 
 
+HIDING = 1e3
+UNCOVERED = {  # probabilities of two flags, and of six full bins of eight, in three steps or epochs
+    "poisson": (PoissonProfile(HIDING, 0.125, 3), 1, 3, 0),
+    "units": (UnitsThenPoissonProfile(HIDING, 3, 0.5, 0.125, 9), 1, 3, 0),
+    "users": (UserPoissonProfile(HIDING, 3, 0.125, 2), 1, 6, 0),
+    "users in shards": (UserPoissonProfile(HIDING, 3, 0.125, 2), 2, 6, 0),
+    "redrawn": (BallsAndBinsProfile(HIDING, 8, 3), 1, 24, 3),
+    "one epoch": (BallsAndBinsProfile(HIDING, 8), 1, 0, 1),
+    "fixed": (BallsAndBinsProfile(HIDING, 8, 3, "fixed"), 1, 0, 1),
+}
+
+
+@pytest.mark.parametrize(("profile", "shards", "flags", "draws"), UNCOVERED.values(), ids=UNCOVERED)
+def test_hidden_releases_cost_what_no_bound_covers(profile, shards, flags, draws):
+    m, cap = 80, 11
+    tau = stats.binom.sf(cap - 1, m - 1, 1 / 8)
+    stated = (flags * flag_probability(m, 1 / 8, cap)) ** 2 / 2 + draws * 28 * tau**6
+    found = truncated_profile(profile, Cap(m, 1 / 8, cap), shards).delta(1.0)
+    assert stated <= found.upper <= stated * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
 def test_lower_end_of_units_falls_by_the_overflow_of_both_laws(epsilon):
     """Siblings show whether their unit was drawn, and a cut of any of them may hide it."""
@@ -299,3 +392,8 @@ def test_lower_end_of_units_falls_by_the_overflow_of_both_laws(epsilon):
     moved = 2 * steps * math.exp(epsilon) * stats.binom.sf(cap, m, 0.01)
     assert 0.0 < moved < 0.5 * whole.lower
     assert whole.lower - cut.lower == pytest.approx(moved, rel=1e-3)
+
+
+def test_lower_epsilon_of_units_is_where_their_lower_delta_is():
+    cut = truncated_profile(UnitsThenPoissonProfile(0.8, 1, 0.5, 0.05, 9), Cap(20, 0.05, 7))
+    assert cut.epsilon(cut.delta(1.0).lower).lower == pytest.approx(1.0, rel=1e-3)
