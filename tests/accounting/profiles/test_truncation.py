@@ -128,9 +128,9 @@ def test_epsilon_is_at_least_that_of_shown_draws(epsilon):
 
 
 def kept_in_full_batches(cut, bins, times=1):
-    """Law of the joint norm of an example's releases in which it is kept in a full batch.
+    """Law of the norm of an example's releases from full batches that keep it.
 
-    Its draws have so many released `bins` each, all of them released so many `times`.
+    A draw has as many released bins as `bins` says, and releases each of them `times` times.
     """
     rate, cap = cut.sampling_prob, cut.max_batch_size
     others, draws = np.arange(cap, cap + 200), []

@@ -41,7 +41,7 @@ from dpsgd.files import destroy
 from dpsgd.models.model import export, read_model
 from dpsgd.runs import job
 from dpsgd.runs.directory import SECRETS, RunDirectory
-from dpsgd.runs.history import NO_HEAD, LedgerError, line_of
+from dpsgd.runs.history import LedgerError, line_of
 from dpsgd.runs.mechanism import resolved
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped
@@ -486,18 +486,17 @@ class Own(Deterministic):
     """A known order by another name."""
 
 
-def test_a_selection_is_not_priced_by_changed_own_code(trained, tmp_path):
-    out = tmp_path / "out"
+def test_a_selection_is_not_priced_by_changed_own_code(trained, tmp_path, monkeypatch):
+    out, candidates = tmp_path / "out", grid(sampler=settings_of(Own)(batch_size=16, epochs=3))
     with scripted(trained), stopped():
-        select(out, grid(sampler=settings_of(Own)(batch_size=16, epochs=3)))
-    ledger = RunDirectory(out).ledger_path
+        select(out, candidates)
     assert RunDirectory(out).history().guarantee().epsilon.upper == cost_of_whole()
-    body = json.loads(ledger.read_bytes())
-    assert body.pop("hash")
-    body["price"][1] /= 2
-    ledger.write_bytes(line_of(body, NO_HEAD)[0])
+    again = tmp_path / "again"
+    monkeypatch.setattr(engine, "price_of", lambda terms: {"price": [0.0, 0.1]})
+    with scripted(trained), pytest.raises(LedgerError, match="Own states another price"):
+        select(again, candidates)  # before any trial
     with pytest.raises(LedgerError, match="Own states another price"):
-        RunDirectory(out).history().guarantee()
+        RunDirectory(again).history().guarantee()
 
 
 def test_a_ledger_that_releases_what_was_not_declared_is_refused(trained, tmp_path):

@@ -432,8 +432,10 @@ def test_losses_without_a_trained_table_are_refused(loss, named):
         trained(algorithm, Mechanism(SAMPLERS[0], 1.0, 1.0))
 
 
+@pytest.mark.parametrize("platform", ["cpu", "default"])
 @pytest.mark.parametrize("num_rows", [5, 30, 31, 10_000])
-def test_a_batch_reads_each_row_once(num_rows):
+def test_a_batch_reads_each_row_once(num_rows, platform, monkeypatch):
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *of, **by: by[platform](*of))
     every = np.random.default_rng(num_rows).integers(0, num_rows + 1, 30).astype(np.int32)
     every[:4] = every[4:8]
     numbers, place_of = unique_rows(jnp.asarray(every), num_rows)
