@@ -34,9 +34,9 @@ UNREAD = 128 + signal.SIGPIPE
 def in_one_line(program: str, run: Callable[[], int]) -> int:
     """Runs a command and prints its error in one line.
 
-    The status is 2 for bad input and for errors in modules of the current folder, `STOPPED` for a
-    run that was asked to stop, and `INTERRUPTED` for Ctrl-C elsewhere. If DPSGD_TRACEBACK is set in
-    the environment, the error is raised with its traceback.
+    The status is 2 for bad input and for errors in modules of the current folder or PYTHONPATH,
+    `STOPPED` for a run that was asked to stop, and `INTERRUPTED` for Ctrl-C elsewhere. If
+    DPSGD_TRACEBACK is set in the environment, the error is raised with its traceback.
 
     Args:
       program: Name of the program, which begins the line.
@@ -76,11 +76,13 @@ def _line_of(error: BaseException, interrupted: bool) -> tuple[int, str | None]:
 
 
 def _in_own_code(error: BaseException) -> str | None:
-    """Returns place and message of an error that a module of the current folder led to, or None."""
+    """Returns place and message of an error that a module of the user's led to, or None."""
+    on_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = {Path(folder).resolve() for folder in (".", *on_path)}
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).parent == Path.cwd()
+        if Path(frame.filename).resolve().parent in folders
     ]
     if not frames:
         return None

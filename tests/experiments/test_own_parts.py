@@ -239,10 +239,17 @@ RAISING = {
 }
 
 
-@pytest.mark.short("RaisingBatches")
+@pytest.mark.short("RaisingBatches-*")
+@pytest.mark.parametrize("lies_in", ["current folder", "PYTHONPATH"])
 @pytest.mark.parametrize("part", RAISING)
-def test_an_error_of_an_own_part_is_one_line_with_its_place(part, command):
+def test_an_error_of_an_own_part_is_one_line_with_its_place(
+    part, lies_in, command, tmp_path, monkeypatch
+):
     kind, told = RAISING[part]
+    if lies_in == "PYTHONPATH":
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.chdir(tmp_path.parent)
     words = words_of("train", kind, f"own_parts:{part}").replace("store", "--task ratings", 1)
     last = PROGRAM[: PROGRAM.index("\n\n\n", PROGRAM.index(f"class {part}("))].count("\n") + 1
     assert told.format(last) in command.refuses(*words.split(), "--no-audit", "--begin")
