@@ -22,159 +22,118 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpsgd.core.cost import cost
-    from dpsgd.core.mechanism import Mechanism
-    from dpsgd.core.noise import Independent, Noise
-    from dpsgd.core.segments import Segment, Trials
-    from dpsgd.core.state import Diagnostics
-    from dpsgd.engine.algorithm import dpsgd
-    from dpsgd.engine.averages import averaged
-    from dpsgd.engine.calibration import Platt, calibration_sums
-    from dpsgd.engine.closures import public
-    from dpsgd.engine.lazy.group import LazyTables
-    from dpsgd.engine.loop import train_blocks
-    from dpsgd.engine.modules import module_with_rows, split_module
-    from dpsgd.engine.placement import Placement
-    from dpsgd.engine.queries import Refinement
-    from dpsgd.engine.sources import RowSource, row_source
-    from dpsgd.gradients.clipping import clipped_grad
-    from dpsgd.gradients.memory import explain
-    from dpsgd.gradients.rows import with_rows
-    from dpsgd.gradients.rules import AutomaticClipping, PerLayerClipping
-    from dpsgd.models.model import load_exported
-    from dpsgd.noise.correlated import BandedToeplitz
-    from dpsgd.runs.log import MetricWriter
-    from dpsgd.runs.recommendation import Settings
-    from dpsgd.runs.run import Run, resume, run
-    from dpsgd.runs.spec import (
-        SGD,
-        Adam,
-        AdamW,
-        Auto,
-        Banded,
-        Lazy,
-        MovingAverage,
-        NoiseMultiplier,
-        NonPrivate,
-        Optimizer,
-        RunSpec,
-        TailAverage,
-        TargetEpsilon,
-    )
-    from dpsgd.runs.task import Task
-    from dpsgd.selection.engine import select
-    from dpsgd.trainer import train
+    from dpsgd.core.cost import cost as cost
+    from dpsgd.core.mechanism import Mechanism as Mechanism
+    from dpsgd.core.noise import Independent as Independent
+    from dpsgd.core.noise import Noise as Noise
+    from dpsgd.core.segments import Segment as Segment
+    from dpsgd.core.segments import Trials as Trials
+    from dpsgd.core.state import Diagnostics as Diagnostics
+    from dpsgd.engine.algorithm import dpsgd as dpsgd
+    from dpsgd.engine.averages import averaged as averaged
+    from dpsgd.engine.calibration import Platt as Platt
+    from dpsgd.engine.calibration import calibration_sums as calibration_sums
+    from dpsgd.engine.closures import public as public
+    from dpsgd.engine.lazy.group import LazyTables as LazyTables
+    from dpsgd.engine.loop import train_blocks as train_blocks
+    from dpsgd.engine.modules import module_with_rows as module_with_rows
+    from dpsgd.engine.modules import split_module as split_module
+    from dpsgd.engine.placement import Placement as Placement
+    from dpsgd.engine.queries import Refinement as Refinement
+    from dpsgd.engine.sources import RowSource as RowSource
+    from dpsgd.engine.sources import row_source as row_source
+    from dpsgd.gradients.clipping import clipped_grad as clipped_grad
+    from dpsgd.gradients.memory import explain as explain
+    from dpsgd.gradients.rows import with_rows as with_rows
+    from dpsgd.gradients.rules import AutomaticClipping as AutomaticClipping
+    from dpsgd.gradients.rules import PerLayerClipping as PerLayerClipping
+    from dpsgd.models.model import load_exported as load_exported
+    from dpsgd.noise.correlated import BandedToeplitz as BandedToeplitz
+    from dpsgd.runs.log import MetricWriter as MetricWriter
+    from dpsgd.runs.recommendation import Settings as Settings
+    from dpsgd.runs.run import Run as Run
+    from dpsgd.runs.run import resume as resume
+    from dpsgd.runs.run import run as run
+    from dpsgd.runs.spec import SGD as SGD
+    from dpsgd.runs.spec import Adam as Adam
+    from dpsgd.runs.spec import AdamW as AdamW
+    from dpsgd.runs.spec import Auto as Auto
+    from dpsgd.runs.spec import Banded as Banded
+    from dpsgd.runs.spec import Lazy as Lazy
+    from dpsgd.runs.spec import MovingAverage as MovingAverage
+    from dpsgd.runs.spec import NoiseMultiplier as NoiseMultiplier
+    from dpsgd.runs.spec import NonPrivate as NonPrivate
+    from dpsgd.runs.spec import Optimizer as Optimizer
+    from dpsgd.runs.spec import RunSpec as RunSpec
+    from dpsgd.runs.spec import TailAverage as TailAverage
+    from dpsgd.runs.spec import TargetEpsilon as TargetEpsilon
+    from dpsgd.runs.task import Task as Task
+    from dpsgd.selection.engine import select as select
+    from dpsgd.trainer import train as train
 
 __version__ = "0.3.0"
 
-__all__ = [
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Auto",
-    "AutomaticClipping",
-    "Banded",
-    "BandedToeplitz",
-    "Diagnostics",
-    "Independent",
-    "Lazy",
-    "LazyTables",
-    "Mechanism",
-    "MetricWriter",
-    "MovingAverage",
-    "Noise",
-    "NoiseMultiplier",
-    "NonPrivate",
-    "Optimizer",
-    "PerLayerClipping",
-    "Placement",
-    "Platt",
-    "Refinement",
-    "RowSource",
-    "Run",
-    "RunSpec",
-    "Segment",
-    "Settings",
-    "TailAverage",
-    "TargetEpsilon",
-    "Task",
-    "Trials",
-    "averaged",
-    "calibration_sums",
-    "clipped_grad",
-    "cost",
-    "dpsgd",
-    "explain",
-    "load_exported",
-    "module_with_rows",
-    "public",
-    "resume",
-    "row_source",
-    "run",
-    "select",
-    "split_module",
-    "train",
-    "train_blocks",
-    "with_rows",
-]
-
 _MODULES = {
-    "engine.calibration": ("Platt", "calibration_sums"),
-    "engine.closures": ("public",),
-    "engine.algorithm": ("dpsgd",),
-    "engine.averages": ("averaged",),
-    "gradients.clipping": ("clipped_grad",),
-    "core.state": ("Diagnostics",),
-    "gradients.rows": ("with_rows",),
-    "gradients.rules": (
-        "AutomaticClipping",
-        "PerLayerClipping",
-    ),
-    "models.model": ("load_exported",),
-    "runs.run": ("Run", "resume", "run"),
-    "runs.log": ("MetricWriter",),
-    "runs.recommendation": ("Settings",),
-    "runs.spec": (
-        "Adam",
-        "AdamW",
-        "Auto",
-        "Banded",
-        "Lazy",
-        "MovingAverage",
-        "NoiseMultiplier",
-        "NonPrivate",
-        "Optimizer",
-        "RunSpec",
-        "SGD",
-        "TailAverage",
-        "TargetEpsilon",
-    ),
-    "runs.task": ("Task",),
-    "selection.engine": ("select",),
-    "engine.lazy.group": ("LazyTables",),
-    "core.cost": ("cost",),
-    "core.segments": ("Segment", "Trials"),
-    "core.noise": ("Independent", "Noise"),
-    "noise.correlated": ("BandedToeplitz",),
-    "trainer": ("train",),
-    "engine.loop": ("train_blocks",),
-    "core.mechanism": ("Mechanism",),
-    "gradients.memory": ("explain",),
-    "engine.modules": ("module_with_rows", "split_module"),
-    "engine.sources": ("RowSource", "row_source"),
-    "engine.placement": ("Placement",),
-    "engine.queries": ("Refinement",),
+    "SGD": "runs.spec",
+    "Adam": "runs.spec",
+    "AdamW": "runs.spec",
+    "Auto": "runs.spec",
+    "AutomaticClipping": "gradients.rules",
+    "Banded": "runs.spec",
+    "BandedToeplitz": "noise.correlated",
+    "Diagnostics": "core.state",
+    "Independent": "core.noise",
+    "Lazy": "runs.spec",
+    "LazyTables": "engine.lazy.group",
+    "Mechanism": "core.mechanism",
+    "MetricWriter": "runs.log",
+    "MovingAverage": "runs.spec",
+    "Noise": "core.noise",
+    "NoiseMultiplier": "runs.spec",
+    "NonPrivate": "runs.spec",
+    "Optimizer": "runs.spec",
+    "PerLayerClipping": "gradients.rules",
+    "Placement": "engine.placement",
+    "Platt": "engine.calibration",
+    "Refinement": "engine.queries",
+    "RowSource": "engine.sources",
+    "Run": "runs.run",
+    "RunSpec": "runs.spec",
+    "Segment": "core.segments",
+    "Settings": "runs.recommendation",
+    "TailAverage": "runs.spec",
+    "TargetEpsilon": "runs.spec",
+    "Task": "runs.task",
+    "Trials": "core.segments",
+    "averaged": "engine.averages",
+    "calibration_sums": "engine.calibration",
+    "clipped_grad": "gradients.clipping",
+    "cost": "core.cost",
+    "dpsgd": "engine.algorithm",
+    "explain": "gradients.memory",
+    "load_exported": "models.model",
+    "module_with_rows": "engine.modules",
+    "public": "engine.closures",
+    "resume": "runs.run",
+    "row_source": "engine.sources",
+    "run": "runs.run",
+    "select": "selection.engine",
+    "split_module": "engine.modules",
+    "train": "trainer",
+    "train_blocks": "engine.loop",
+    "with_rows": "gradients.rows",
 }
 """Modules of the public names, imported on demand."""
 
+__all__ = list(_MODULES)
+
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            value = getattr(importlib.import_module(f"dpsgd.{module}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"dpsgd.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
