@@ -19,7 +19,7 @@ import numpy as np
 from accounting import default_delta
 from dpsgd.audit.synthetic import Generated, generated_rows
 from dpsgd.core.cost import cost
-from dpsgd.core.guarantee import Guarantee
+from dpsgd.core.guarantee import FOREIGN_CALLS, Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Segment
 from dpsgd.engine.algorithm import Algorithm, copy_buffers
@@ -159,6 +159,7 @@ def train(
             unit=sampler.protected_unit(rows) if guaranteed else sampler.unit,
             reproducible_noise=insecure_seed is not None,
             lazy_tables=algorithm.tables is not None,
+            not_covered=(FOREIGN_CALLS,) * algorithm.foreign_calls,
         ),
         delta=default_delta(sampler.num_units) if delta is None else delta,
         refinement=refinement,

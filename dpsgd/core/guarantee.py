@@ -81,11 +81,10 @@ class Guarantee:
       void: Reason why there is no guarantee, or empty.
       notes: Notes on the interval for a reader.
       left_out: Exclusions beside the standard ones.
-      foreign_calls: True if the loss may call the host and foreign functions.
       initial_names: Names of the trained models that the run started from.
       together: Joint guarantee of the run and the initial model's, which holds for rows that
         trained the initial model; None if unknown.
-      by_task: Exclusions that the task states, sentences.
+      by_task: Exclusions that the task or the loss states, sentences.
       otherwise: Interval that holds if interruptions depended on what the run had released; None
         if nothing was interrupted.
       limits: Numbers of attempts, epochs and steps that `otherwise` needs fixed beforehand.
@@ -101,7 +100,6 @@ class Guarantee:
     void: str = ""
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    foreign_calls: bool = False
     initial_names: tuple[str, ...] = ()
     together: Guarantee | None = None
     by_task: tuple[str, ...] = ()
@@ -149,7 +147,7 @@ class Guarantee:
     @property
     def not_covered(self) -> tuple[str, ...]:
         """Exclusions of the guarantee, sentences."""
-        return (*self.left_out, *self.by_task, *[FOREIGN_CALLS] * self.foreign_calls, *NOT_COVERED)
+        return (*self.left_out, *self.by_task, *NOT_COVERED)
 
     def sentence(self) -> str:
         """Returns the guarantee in one line."""
@@ -158,13 +156,14 @@ class Guarantee:
         if math.isinf(self.epsilon.upper):
             delta = format_delta(self.delta)
             return f"{NO_GUARANTEE}: no finite epsilon is certified at delta {delta}"
+        exceptions = f". NOT COVERED: {'; '.join(self.by_task)}" if self.by_task else ""
         return (
             f"epsilon <= {self.epsilon.format_upper()}{self._of_interruptions('the run', ',')} "
             f"at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
             f"({ADJACENCY} adjacency, unit: one {self.unit}{self._of_noise()})"
             f"{self._of_initial()}certified: epsilon in {self.epsilon}; "
-            f"{self.attack()}{self._exceptions()}"
+            f"{self.attack()}{exceptions}"
         )
 
     def _of_interruptions(self, runs: str, end: str = "") -> str:
@@ -176,10 +175,6 @@ class Guarantee:
             f" if interruptions did not depend on what {runs} had released; otherwise "
             f"<= {self.otherwise.format_upper()}, for {self.limits}{end}"
         )
-
-    def _exceptions(self) -> str:
-        exceptions = (*self.by_task, *[FOREIGN_CALLS] * self.foreign_calls)
-        return f". NOT COVERED: {'; '.join(exceptions)}" if exceptions else ""
 
     def _of_initial(self) -> str:
         if not self.initial_names:
@@ -204,16 +199,6 @@ class Guarantee:
         late = ", lazy tables" if self.lazy_tables else ""
         return late if words == INDEPENDENT else f", {words}{late}"
 
-    def _upper_otherwise(self) -> float | None:
-        upper = self.otherwise.upper if self.otherwise else math.inf
-        return upper if math.isfinite(upper) else None
-
-    def _upper_together(self) -> float | None:
-        if self.together is None or self.together.epsilon is None:
-            return None
-        upper = self.together.epsilon.upper
-        return upper if math.isfinite(upper) else None
-
     def attack(self) -> str:
         """Returns the bound on a membership attack in words."""
         advantage = self.attack_advantage
@@ -223,15 +208,13 @@ class Guarantee:
 
     def record(self) -> dict[str, Any]:
         """Returns the guarantee as JSON values, null for infinite ends."""
-        bounds = (self.epsilon.lower, self.epsilon.upper) if self.epsilon else (math.inf, math.inf)
-        lower, upper = (bound if math.isfinite(bound) else None for bound in bounds)
         advantage, mechanism = self.attack_advantage, self.mechanism
-        sums, clip = mechanism.full_sums, mechanism.l2_clip_norm
+        sums, together = mechanism.full_sums, self.together.record() if self.together else {}
         return {
             "guarantee": self.sentence(),
-            "epsilon_lower": lower,
-            "epsilon_upper": upper,
-            "epsilon_upper_otherwise": self._upper_otherwise(),
+            "epsilon_lower": self.epsilon and _finite(self.epsilon.lower),
+            "epsilon_upper": self.epsilon and _finite(self.epsilon.upper),
+            "epsilon_upper_otherwise": self.otherwise and _finite(self.otherwise.upper),
             "delta": self.delta,
             "attack_advantage_lower": advantage and advantage.lower,
             "attack_advantage_upper": advantage and advantage.upper,
@@ -239,13 +222,17 @@ class Guarantee:
             "adjacency": ADJACENCY,
             "unit": self.unit,
             "noise_multiplier": mechanism.noise_multiplier,
-            "l2_clip_norm": clip if math.isfinite(clip) else None,
+            "l2_clip_norm": _finite(mechanism.l2_clip_norm),
             "noise": mechanism.noise.record(),
             "full_sums": dataclasses.asdict(sums) if sums else None,
             "lazy_tables": self.lazy_tables,
             "initial_names": list(self.initial_names),
-            "epsilon_upper_together": self._upper_together(),
-            "epsilon_upper_together_otherwise": self.together and self.together._upper_otherwise(),
+            "epsilon_upper_together": together.get("epsilon_upper"),
+            "epsilon_upper_together_otherwise": together.get("epsilon_upper_otherwise"),
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
         }
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None

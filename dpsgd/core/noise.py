@@ -185,25 +185,17 @@ class Noise(abc.ABC):
         """
         return noises
 
-    def describe(self) -> dict[str, Any]:
-        """Returns the class's keyword arguments as JSON values."""
-        return dataclasses.asdict(self)
-
     def record(self) -> dict[str, Any]:
-        """Returns the name and settings as JSON values.
-
-        >>> Independent().record()
-        {'name': 'independent'}
-        """
-        return {"name": self.name, **self.describe()}
+        """Returns the name and settings as JSON values."""
+        return {"name": self.name, **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True)
 class Independent(Noise):
     """Fresh float32 Gaussian noise in every step (`dpsgd.core.gaussian`).
 
-    >>> Independent().describe()
-    {}
+    >>> Independent().record()
+    {'name': 'independent'}
     """
 
     NAME = "independent"

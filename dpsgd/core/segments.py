@@ -33,7 +33,7 @@ class Segment:
       reproducible_noise: True if the noise comes from a seed that can be guessed.
       lazy_tables: True if noise of tables is deferred; the cost is the same.
       initial: Trained model that the run started from; None for fresh parameters.
-      not_covered: Exclusions that the task states, sentences.
+      not_covered: Exclusions that the task or the loss states, sentences.
       rows: Digest of the training rows; empty if unknown. Attempts at equal rows give each example
         the same place.
 

@@ -93,10 +93,6 @@ class BandedToeplitz(Noise):
             whitened[lag:] += c * noises[:-lag]
         return whitened
 
-    def describe(self) -> dict[str, Any]:
-        """Returns the coefficients as JSON numbers, exactly."""
-        return {"coefficients": list(self.coefficients)}
-
     def init(self, like: Any) -> Any:
         """Returns zeros, the history of noises before the first step."""
         from dpsgd.noise.recursion import no_history

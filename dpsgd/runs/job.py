@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -124,8 +123,7 @@ class Training:
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         """Guarantee of all steps; raises ValueError if no cost is proved."""
-        guarantee = cost([self.plan], self.delta)
-        return dataclasses.replace(guarantee, foreign_calls=self.algorithm.foreign_calls)
+        return cost([self.plan], self.delta)
 
     def start(self) -> TrainState:
         """Returns the state before the first step."""

@@ -86,13 +86,13 @@ def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
     >>> mechanism_record(mechanism)["noise_multiplier"]
     1.0
     """
-    sampler, clip, noise = mechanism.sampler, mechanism.l2_clip_norm, mechanism.noise
+    sampler, clip = mechanism.sampler, mechanism.l2_clip_norm
     return to_json(
         {
             "sampler": {"name": SAMPLERS.name_of(type(sampler)), **sampler.terms()},
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": clip if math.isfinite(clip) else None,
-            "noise": {"name": NOISES.name_of(type(noise)), **noise.describe()},
+            "noise": mechanism.noise.record(),
             "full_sums": mechanism.full_sums,
             "adjacency": ADJACENCY,
             **({"code": code} if (code := own_code(mechanism)) else {}),
