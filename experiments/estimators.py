@@ -27,6 +27,7 @@ except ImportError as error:
     raise ImportError(f"{error}: estimators need scikit-learn (the extra sklearn)") from None
 
 from dpsgd.models.model import TrainedModel, read_model
+from dpsgd.removed import without_removed
 from dpsgd.runs.records import build, checked, to_json
 from dpsgd.runs.run import Run
 from dpsgd.runs.spec import PARTS, RunSpec
@@ -114,6 +115,12 @@ class _Estimator(BaseEstimator):
     random_state: Any = None
     """Seed of the initial parameters alone; noise and batches are always fresh."""
 
+    @without_removed
+    def __new__(cls, *args: Any, **given: Any) -> Any:
+        """Creates an estimator, and refuses removed arguments."""
+        return super().__new__(cls)
+
+    @without_removed
     def fit(self, X: Any, y: Any, groups: Any = None) -> Any:
         """Trains on rows and labels, and returns this estimator.
 

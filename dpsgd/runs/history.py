@@ -29,7 +29,7 @@ from samplers.registry import UnknownPart
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v2").hexdigest()
 """Head of a ledger without lines."""
 
-_EARLIER = {"generation", "fingerprint", "data_release"}
+_EARLIER = {"generation", "fingerprint"}
 
 
 class LedgerError(ValueError):

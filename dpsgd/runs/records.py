@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from accounting import records
-from accounting.records import STATED, field_types, read
+from accounting.records import STATED, field_types, named, read
+from dpsgd.removed import removal_notice
 
 __all__ = ["build", "checked", "field_types", "fields_of", "near", "stated", "to_json"]
 
@@ -117,7 +118,7 @@ def fields_of(
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Returns a hint at a similar name, or "".
+    """Returns a hint at a similar or removed name, or "".
 
     >>> near("batchsize", ["batch_size", "epochs"])
     ': did you mean batch_size?'
@@ -126,6 +127,8 @@ def near(name: str, known: Iterable[str]) -> str:
       name: Name that is unknown.
       known: Names that exist.
     """
+    if notice := removal_notice(name):
+        return f": {notice}"
     hint = records.near(name, known)
     return hint if hint.startswith(":") else ""
 
@@ -145,6 +148,9 @@ def build(kind: type[_T], fields: Any, where: str) -> _T:
         begins with `where` and names the field.
     """
     values = checked(fields, Mapping[str, Any], where)
+    for name in values.keys() - named(kind).keys():
+        if notice := removal_notice(name):
+            raise ValueError(f"{where}: {name} was {notice}")
     try:
         return records.build(kind, values)
     except records.Refused as error:

@@ -40,6 +40,7 @@ from dpsgd.engine.lazy.gaps import LARGEST
 from dpsgd.gradients.rules import FLAT, RULES, ClippingRule
 from dpsgd.noise.correlated import BandedToeplitz, banded_square_root
 from dpsgd.noise.registry import NOISES
+from dpsgd.removed import removal_notice
 from dpsgd.runs.records import build, checked, near, to_json
 from samplers import BatchSampler, Population
 from samplers.registry import Registry
@@ -415,6 +416,8 @@ class RunSpec(Record):
         """
         options_by_name, values = known_options(), dict[str, Any]()
         for name, value in options.items():
+            if notice := removal_notice(name, value):
+                raise ValueError(f"{name}={value} was {notice}")
             if name not in options_by_name:
                 raise ValueError(f"{name} is unknown{near(name, options_by_name)}")
             value = tuple(value) if isinstance(value, list) else value
@@ -542,7 +545,11 @@ class RunSpec(Record):
         except (TypeError, LookupError, ValueError) as error:
             raise ValueError(f"{where}: sampler: {error}") from None
         sampler = sampler or build(settings_of(kind), fields, f"{where}: sampler")
-        options = {key: value for key, value in record.items() if key in known_options()}
+        options = {
+            key: value
+            for key, value in record.items()
+            if key in known_options() or (value and removal_notice(key, value))  # `of` refuses it
+        }
         try:
             spec = cls.of(**{**options, "sampler": sampler})
         except ValueError as error:

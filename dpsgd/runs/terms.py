@@ -14,6 +14,7 @@ from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Initial, Part, Segment, Trials
 from dpsgd.noise.registry import NOISES
+from dpsgd.removed import removal_notice
 from dpsgd.runs.drawing import own_code
 from dpsgd.runs.records import checked, fields_of, stated, to_json
 from samplers.registry import UnknownPart
@@ -52,6 +53,9 @@ class Terms:
     @classmethod
     def from_record(cls, body: Mapping[str, Any]) -> Terms:
         """Returns the terms in a line of the ledger."""
+        for name in body:
+            if body[name] and (notice := removal_notice(name)):
+                raise ValueError(f"{name}: {notice}")
         values, started = fields_of(cls, body, _OF_TERMS), dict[str, Any]()
         check_guarantee_delta(values["delta"])
         if body.get("initial") is not None:
@@ -113,6 +117,8 @@ def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
     if body["adjacency"] != ADJACENCY:
         raise ValueError("this version would account for it with another adjacency")
     noise = checked(body["noise"], dict[str, Any], "noise")
+    if notice := removal_notice("noise", noise.get("name")):
+        raise ValueError(f"{noise['name']} noise: {notice}")
     clip = checked(body["l2_clip_norm"], float | None, "l2_clip_norm")
     mechanism = Mechanism(
         sampler,

@@ -20,6 +20,7 @@ from typing import Any
 
 import dpsgd
 from accounting.records import near
+from dpsgd.removed import removal_notice
 from dpsgd.runs.stop import INTERRUPTED
 from experiments.cli import options
 from experiments.cli.console import going_on
@@ -127,6 +128,8 @@ def question_of(words: Sequence[str]) -> tuple[str, Any, list[str]]:
     ('prepare csv', <class 'experiments.cli.questions.prepare.PrepareCsv'>, ['log.csv'])
     """
     first, *further_words = words or [""]
+    if notice := removal_notice("command", first):
+        raise ValueError(f"dpsgd {first} was {notice}")
     topics = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
     if topics:
         if further_words[:1] and further_words[0] not in topics:
@@ -152,6 +155,7 @@ def parse(words: Sequence[str]) -> tuple[str, Any, list[options.Option]]:
       ValueError: If a command or an option is unknown, or an option has a wrong value.
     """
     name, kind, further_words = question_of(words)
+    options.check_removed(further_words)
     further_words = with_sampler(further_words)
     command_options = kind.options(further_words)
     values = options.parse(command_options, further_words, f"dpsgd {name}", kind.elsewhere)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import itertools
 import re
 import sys
 import typing
@@ -21,6 +22,7 @@ from accounting.records import (
     named,
     read,
 )
+from dpsgd.removed import removal_notice
 
 _T = TypeVar("_T")
 PLACE = "place"
@@ -218,6 +220,7 @@ def parse(
     >>> parse([Option("epochs", int, 3), Option("out", str, None)], ["--out=run"], "dpsgd train")
     {'epochs': 3, 'out': 'run'}
     """
+    check_removed(words)
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     add_arguments(parser, [option for option in options if not option.place], {})
     try:
@@ -295,6 +298,21 @@ def add_arguments(parser: Any, options: Iterable[Option], groups: dict[str, Any]
         else:
             arguments |= {"nargs": option.length, "metavar": option.metavar}
             group.add_argument(option.flag, **arguments)
+
+
+def check_removed(words: Sequence[str]) -> None:
+    """Raises ValueError for an option or value that was removed.
+
+    >>> check_removed(["--secure-noise"])
+    Traceback (most recent call last):
+    ValueError: --secure-noise was removed in 0.3.0; see CHANGELOG.md
+    """
+    for word, following in itertools.pairwise([*words, ""]):
+        option, equals, value = word.partition("=")
+        if option.startswith("--") and (
+            notice := removal_notice(option, value if equals else following)
+        ):
+            raise ValueError(f"{option} was {notice}")
 
 
 def unknown(flag: str, options: Sequence[Option], command: str, more: str = "") -> str:

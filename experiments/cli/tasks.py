@@ -7,6 +7,7 @@ from dataclasses import MISSING
 from typing import Any
 
 from accounting.records import near
+from dpsgd.removed import removal_notice
 from dpsgd.runs.spec import REGISTRIES
 from dpsgd.runs.task import METHODS, check_task, find
 from experiments.cli.options import look_in_the_current_folder
@@ -24,6 +25,8 @@ def find_task(name: str) -> Any:
     >>> find_task("ratings")
     <class 'experiments.tasks.ratings.task.Ratings'>
     """
+    if notice := removal_notice("task", name):
+        raise ValueError(f"--task {name} was {notice}")
     if name not in TASKS and ":" not in name:
         raise ValueError(f"--task {name}{near(name, TASKS)} (your own: module:object)")
     look_in_the_current_folder()

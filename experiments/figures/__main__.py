@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpsgd.files import write_atomically
+from dpsgd.removed import removal_notice
 from dpsgd.runs.report import escape
 from dpsgd.runs.report import table as markdown_table
 from experiments.cli import outputs
@@ -40,6 +41,9 @@ def run(words: Sequence[str]) -> int:
     listed = {**FIGURES, ALL: f"Every figure, into the folder OUT, with a page {INDEX}."}
     lines = "\n".join(f"  {name:13}  {text}" for name, text in listed.items())
     about = f"Draw a figure of the papers, and print its points.\n\nFigures:\n\n{lines}"
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        if notice := removal_notice("figures", option.removeprefix("--").replace("-", "_")):
+            raise ValueError(f"{option} was {notice}")
     options = asked_of(Options, words or ["--help"], PROGRAM, about)
     if options.name not in listed:
         raise ValueError(f"unknown figure {options.name!r}; choose among {', '.join(listed)}")

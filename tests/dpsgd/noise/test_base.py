@@ -113,7 +113,8 @@ def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path)
     ("noise", "message"),
     [
         (None, "an earlier version"),
-        ({"name": "secure"}, "unknown noise 'secure'"),
+        ({"name": "secure"}, "removed in 0.3.0"),
+        ({"name": "buffered toeplitz", "weights": [0.5]}, "removed in 0.3.0"),
         ({"name": "os:getcwd"}, "the module 'os' has no noise 'getcwd'"),
         ({"name": "nowhere:Noise"}, "--trust MODULE"),
         ({"name": "independent", "bands": 2}, "noise.bands is unknown"),

@@ -283,7 +283,7 @@ OTHERS = ("not_ours:Sampler", "roulette", "os:system", "samplers.base:BatchSampl
 FIRST_LINES = {
     "no nonce": ({"nonce": ""}, "line 1: it lacks a nonce"),
     "a later first step": ({"first_step": 4000}, "must begin at step 0, not 4,000"),
-    "a private data release": ({"data_release": {"sigma": 4.0}}, "is of version 0.2.0 or earlier"),
+    "a removed field": ({"data_release": {"sigma": 4.0}}, "line 1: data_release: removed in 0.3"),
     "other noise": ({"noise_multiplier": 9.0}, "line 2: its hash does not match"),
     "no word on its noise": ({"reproducible_noise": None}, "line 1: reproducible_noise is missing"),
     **{

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 
+from dpsgd.removed import NOTICE
 from dpsgd.runs.records import build, checked, fields_of, stated, to_json
 
 
@@ -39,6 +40,7 @@ REFUSED = [
     ({"width": True}, "here: width must be an integer, got True"),
     ({"width": 1, "height": 2}, "here: height is unknown; there are width, depths"),
     ({"width": 1, "LEAST": 0}, "here: LEAST is unknown; there are width, depths"),
+    ({"width": 1, "weights": 0}, f"here: weights was {NOTICE}"),
     ([1], "here: must be a table, got [1]"),
 ]
 

@@ -211,6 +211,7 @@ REFUSED = {
         "resume a --num-devices 0": "--num-devices must be an integer >= 1, got 0",
         "resume a --process 3/3@h:1": "--process must be INDEX/COUNT@HOST:PORT, INDEX below COUNT",
         "resume a --process 0/2@h:99999": "--process must be INDEX/COUNT@HOST:PORT",
+        "resume a --coordinator h:1": "--coordinator was removed in 0.3.0; see CHANGELOG",
         "train sampler:dice": "--sampler: unknown sampler 'dice'; there are determ",
         "epsilon --num-examples 1000 --sampler poison": "'poison': did you mean poisson?",
         "epsilon --num-examples 1000 --noise-multiplier 1": "epsilon needs --sampler TEXT",

@@ -13,6 +13,7 @@ from scipy.stats import norm
 
 from accounting import Bound, GaussianProfile, epsilon
 from dpsgd.audit.black_box import bound_epsilon
+from dpsgd.removed import NOTICE, REMOVED
 from experiments.figures import (
     FIGURES,
     Options,
@@ -31,6 +32,7 @@ from experiments.figures.drawing import save
 from experiments.results import points as computed
 from experiments.results.points import collect, pivot
 
+GONE = [f"--{x[8:].replace('_', '-')}" for x in sorted(REMOVED) if x.startswith("figures=")]
 RECORDS = computed.ROOT / "experiments" / "records"
 
 
@@ -223,6 +225,7 @@ def test_interrupted_figures_leave_the_page_of_those_before(in_process, tmp_path
         (["contributions", "a.png", "--seeds", "1"], "--seeds must be an integer >= 2, got 1"),
         (["rating_model", "a.png", "--ratings", "nowhere"], "nowhere"),
         (["all", __file__], "File exists"),
+        *((["all", "a", option, "2"], f"{option} was {NOTICE}") for option in GONE),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_one_line(words, problem, capsys, tmp_path, monkeypatch):

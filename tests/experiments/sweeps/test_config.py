@@ -161,6 +161,7 @@ RUN = {
 }
 ADDED = {
     "moment = 0.9": "grid 1: 'moment' is unknown: did you mean momentum?",
+    "target_advantage = 0.1": "grid 1: 'target_advantage' is unknown: removed in 0.3.0",
     "target_epsilon = 1": "not both",
     'tune = "learnin_rate"': "grid 1, tune: 'learnin_rate' is none of 'noise_multiplier'",
     'tune = "noise_multiplier"': "x and tune",
