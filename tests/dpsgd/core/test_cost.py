@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from fractions import Fraction
 
 import jax.numpy as jnp
 import numpy as np
@@ -501,6 +502,14 @@ def test_every_release_of_every_attempt_and_run_is_counted():
         found = last.guarantee(*earlier).epsilon.upper
         precision = precision_of(runs)
         assert found >= (GaussianProfile(precision**-0.5).epsilon(DELTA).lower if precision else 0)
+
+
+def test_a_sum_of_costs_is_never_rounded_down():
+    sampler = SAMPLERS["deterministic"]
+    for sigma in np.linspace(2.0, 3.0, 12):
+        runs = [mechanism(sampler, float(sigma)), mechanism(sampler, 4.0)]
+        exact = sum(Fraction(run.privacy().epsilon(DELTA / 2).upper) for run in runs)
+        assert cost([*map(Segment, runs)], DELTA).epsilon.upper >= exact
 
 
 @pytest.mark.short("stops0")

@@ -212,6 +212,13 @@ def test_cost_interval_covers_the_programs_float32_columns(coefficients, at):
         assert bound.upper <= bound.lower * (1 + 1e-6)
 
 
+def test_columns_of_norm_below_one_are_priced_at_enough_noise():
+    noise, sampler = BandedToeplitz((1.0, 0.3, 0.2)), Deterministic(64, 8, 1)
+    for sigma in np.linspace(0.5, 2.0, 50):
+        raised = noise.privacy(sampler, float(sigma)).below.noise_multiplier
+        assert Fraction(raised) * Fraction(noise.least_norm()) >= Fraction(float(sigma))
+
+
 # ---------------------------------------------------------------------------------- what it leaves
 
 

@@ -154,6 +154,11 @@ def test_a_stop_has_the_seed_of_an_unfinished_draw_alone(assignment, length):
         assert stop_at(step, "head", sampler, seeds) == expected
 
 
+def test_every_epoch_has_a_seed_of_its_own():
+    epochs = {*range(1_000), *(2**k for k in range(64))}
+    assert len(set(map(EpochSeeds(7, {}), epochs))) == len(epochs)
+
+
 def test_a_ledger_that_is_older_than_its_stop_is_refused():
     folder = stopped()
     with pytest.raises(LedgerError, match=r"^the run stopped at step 9, which its ledger does not"):
