@@ -142,6 +142,11 @@ def kept_in_full_batches(cut, bins, times=1):
     return {math.sqrt(k): chance for k, chance in enumerate(functools.reduce(np.convolve, draws))}
 
 
+def beside(norms, norm):
+    """Law of the norms together with a further release, which is always known."""
+    return {math.hypot(own, norm): chance for own, chance in norms.items()}
+
+
 def kept_rows(cut, own):
     """Law of the number of a user's rows that are kept in a full batch."""
     rows, cap = cut.num_examples, cut.max_batch_size
@@ -170,6 +175,14 @@ KNOWN = {  # profile, cut, an epsilon at which known releases cost the most, the
     "either of two releases of a bin": (
         AssignmentsProfile(0.5, ((((0, 10**6 - 1), (2, 1)), 1),)), MILLION, 1.0,
         kept_in_full_batches(MILLION, (1,), 2),
+    ),
+    "a flag beside a release of all rows": (
+        BallsAndBinsProfile(0.5, 200, release=1.0), SPARSE, 8.0,
+        beside(kept_in_full_batches(SPARSE, (200,)), 0.5),
+    ),
+    "flags in two draws beside a release of all rows": (
+        AssignmentsProfile(0.5, ((((0, 199), (1, 1)), 2),), release=1.0), SPARSE, 8.0,
+        beside(kept_in_full_batches(SPARSE, (1, 1)), 0.5),
     ),
     "rows of a user": (UserPoissonProfile(2.0, 1, 0.2, 4), WIDE, 8.0, kept_rows(WIDE, 4)),
 }  # fmt: skip
