@@ -10,16 +10,11 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmarks.cases import CASES
-from experiments.benchmarks.size import circles
+from experiments.benchmarks.size import circles, tree_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = ["accounting", "samplers", "dpsgd", "experiments"]
 JAX = {"jax", "jaxlib", "flax", "optax"}
-
-
-@functools.cache
-def tree_of(file: Path) -> ast.Module:
-    return ast.parse(file.read_text())
 
 
 @functools.cache

@@ -4,13 +4,14 @@ English words stay English words: what is listed here said something in the proj
 """
 
 import ast
-import functools
 import re
 import statistics
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from experiments.benchmarks.size import tree_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("accounting", "samplers", "dpsgd", "experiments")
@@ -37,11 +38,6 @@ PHRASES = (
 """Of documents, docstrings, messages and comments."""
 
 
-@functools.cache
-def parsed(file):
-    return ast.parse(file.read_text())
-
-
 def names_of(tree):
     for node in ast.walk(tree):
         for field in ("name", "id", "arg", "attr"):
@@ -51,11 +47,12 @@ def names_of(tree):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_identifier_is_one_that_was_given_up(package):
-    for file in (ROOT / package).rglob("*.py"):
-        for name in {*names_of(parsed(file))}:
-            words = "_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() + "_"
-            for old, new in NAMES.items():
-                assert not re.search(rf"_{old}s?_", words), f"{file}: {name}: say {new}"
+    paths = (ROOT / package).rglob("*.py")
+    files = {name: path for path in paths for name in names_of(tree_of(path))}
+    for name, file in files.items():
+        words = "_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() + "_"
+        given_up = re.search(rf"_({'|'.join(NAMES)})s?_", words)
+        assert not given_up, f"{file}: {name}: say {NAMES[given_up[1]]}"
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "docs", "scripts", "README.md"])
@@ -162,7 +159,7 @@ def long_test_names(files):
 
 
 def measure(package):
-    trees = [ast.parse(file.read_text()) for file in (ROOT / package).rglob("*.py")]
+    trees = [tree_of(file) for file in (ROOT / package).rglob("*.py")]
     texts = [text for tree in trees for text in docstrings(tree)]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     functions = [x for x in nodes if isinstance(x, ast.FunctionDef)]

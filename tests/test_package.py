@@ -16,6 +16,7 @@ import pytest
 import dpsgd
 from dpsgd.models.model import installed_tasks
 from dpsgd.runs.task import find
+from experiments.benchmarks.size import tree_of
 from experiments.cli.errors import EXTRAS
 from experiments.tasks import TASKS
 
@@ -70,7 +71,7 @@ def _imports(floor: str) -> set[tuple[bool, str]]:
     """Whether inside a function, and the top-level name, of all imports."""
     found: set[tuple[bool, str]] = set()
     for file in (ROOT / floor).rglob("*.py"):
-        waiting: list[tuple[bool, ast.AST]] = [(False, ast.parse(file.read_text()))]
+        waiting: list[tuple[bool, ast.AST]] = [(False, tree_of(file))]
         while waiting:
             inside, node = waiting.pop()
             if isinstance(node, ast.Import):

@@ -7,6 +7,7 @@ imports stand: in a function, for annotations only, or by a package's names.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,12 @@ def files_of(package: str) -> dict[str, Path]:
     return files
 
 
+@functools.cache
+def tree_of(file: Path) -> ast.Module:
+    """Returns the syntax tree of a file, which is parsed once."""
+    return ast.parse(file.read_text())
+
+
 def imports(tree: ast.Module, modules: set[str]) -> set[str]:
     """Returns the modules that a file imports anywhere.
 
@@ -47,10 +54,7 @@ def imports(tree: ast.Module, modules: set[str]) -> set[str]:
 def circles() -> dict[str, list[str]]:
     """Returns the imports of each module in a circle."""
     files = {name: file for package in PACKAGES for name, file in files_of(package).items()}
-    graph = {
-        name: imports(ast.parse(file.read_text()), set(files)) - {name}
-        for name, file in files.items()
-    }
+    graph = {name: imports(tree_of(file), set(files)) - {name} for name, file in files.items()}
     while True:
         imported = set().union(*graph.values())
         remaining = {name for name in graph if name in imported and graph[name]}
