@@ -167,7 +167,8 @@ def _wrong(hint: Any, value: Any, place: Place, words: bool = False, question: s
 
 def _read_union(hint: Any, value: Any, place: Place, words: bool) -> Any:
     deeper, questions = None, ""
-    for kind in get_args(hint):
+    kinds = get_args(hint)
+    for kind in (type(None),) if value is None and type(None) in kinds else kinds:
         try:
             return read(kind, value, place, words=words)
         except Refused as error:
