@@ -25,7 +25,7 @@ def law(cells, sigma):
     _, lengths, basis = np.linalg.svd(means, full_matrices=False)
     means = means @ basis[lengths > 1e-9].T
     low, high = min(0.0, means.min()) - 8.5 * sigma, means.max() + 8.5 * sigma
-    axis, step = np.linspace(low, high, {1: 4001, 2: 801}[means.shape[1]], retstep=True)
+    axis, step = np.linspace(low, high, {1: 4001, 2: 401}[means.shape[1]], retstep=True)
     z = np.stack(np.meshgrid(*[axis] * means.shape[1]), axis=-1).reshape(-1, means.shape[1])
     q = (stats.norm.pdf(z, 0.0, sigma) * step).prod(axis=1)
     exponents = ((z @ mean - 0.5 * mean @ mean) / sigma**2 for mean in means)

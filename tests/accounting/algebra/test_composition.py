@@ -38,6 +38,7 @@ def convolved(ratios, epsilon):
     return shares[0] @ p, shares[1] @ q
 
 
+@pytest.mark.short("1.0-*", "0.2-*-Upper*")
 @pytest.mark.parametrize("kind", SIDES)
 @pytest.mark.parametrize("counts", [(1, 0), (2, 0), (2, 1)])
 @pytest.mark.parametrize("epsilon", [0.2, 1.0])

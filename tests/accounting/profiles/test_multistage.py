@@ -122,7 +122,7 @@ def violation(rng, cells):
 def test_no_random_pair_of_data_sets_on_a_line_exceeds_the_bound():
     # Masses of cells give exact lower bounds: not a statistical test.
     rng = np.random.default_rng(1)
-    found = [violation(rng, 200) for _ in range(50)]
+    found = [violation(rng, 200) for _ in range(25)]
     assert max(excess for excess, _, _ in found) <= 1e-9
     # The search is sharp: one stage is attained, two stages nearly.
     assert max(share for _, share, stages in found if stages == 1) > 0.99
@@ -188,12 +188,12 @@ def test_the_bound_is_below_that_of_known_units():
 
 def test_paths_of_which_neither_is_below_the_other_all_count():
     paths = ((4, 9), (9, 4))
-    worst = worst_leaf(2.0, 5, (1, 2), paths).epsilon(DELTA)
-    each = [MultistageProfile(2.0, 5, (1, 2), path).epsilon(DELTA) for path in paths]
+    worst = worst_leaf(2.0, 2, (1, 2), paths).epsilon(DELTA)
+    each = [MultistageProfile(2.0, 2, (1, 2), path).epsilon(DELTA) for path in paths]
     assert abs(each[0].upper - each[1].upper) > 0.01
     assert worst.upper == max(bound.upper for bound in each)
     assert worst.lower == max(bound.lower for bound in each)
     # Of too many kinds, the smallest sizes bound all of them.
-    many = worst_leaf(2.0, 5, (1, 2), tuple((5 + i, 30 - i) for i in range(12))).epsilon(DELTA)
-    assert many.upper == MultistageProfile(2.0, 5, (1, 2), (5, 19)).epsilon(DELTA).upper
-    assert many.lower == MultistageProfile(2.0, 5, (1, 2), (5, 30)).epsilon(DELTA).lower
+    many = worst_leaf(2.0, 2, (1, 2), tuple((5 + i, 30 - i) for i in range(12))).epsilon(DELTA)
+    assert many.upper == MultistageProfile(2.0, 2, (1, 2), (5, 19)).epsilon(DELTA).upper
+    assert many.lower == MultistageProfile(2.0, 2, (1, 2), (5, 30)).epsilon(DELTA).lower

@@ -336,8 +336,8 @@ def stated_steps():
 
 
 def stated_users():
-    profile = UserPoissonProfile(2.0, 50, 0.01, 3)
-    pi = 50 * 3 * flag_probability(2000, 0.01, 36)
+    profile = UserPoissonProfile(2.0, 10, 0.01, 3)
+    pi = 10 * 3 * flag_probability(2000, 0.01, 36)
     found = truncated_profile(profile, Cap(2000, 0.01, 36), 2)
     beside = profile.with_gaussian_release(2.0 / 3.0)
     return found, [[(1.0, profile), (pi, beside), (pi**2 / 2, None)]]

@@ -45,7 +45,7 @@ NARROW = [
     (BallsAndBinsProfile(0.05, 10**7), 1e-5, 268.273, 268.275),
     long(BallsAndBinsProfile(0.02, 1000), 1e-280, 3031.50, 3031.52),
     (BallsAndBinsProfile(0.7, 100), 1e-250, 44.564, 44.566),
-    (BallsAndBinsProfile(60.0, 20, 2), 1e-8, 0.02262, 0.02264),
+    long(BallsAndBinsProfile(60.0, 20, 2), 1e-8, 0.02262, 0.02264),
     long(BallsAndBinsProfile(1000.0, 20), 1e-8, 7.975e-4, 7.98e-4),
     long(BallsAndBinsProfile(10.0, 1000), 1e-8, 0.01325, 0.01327),
     long(BallsAndBinsProfile(100.0, 10_000, 3), 1e-8, 6.067e-4, 6.071e-4),
@@ -63,7 +63,7 @@ LOOSE = [
     (MultistageProfile(2.0, 100, (1,), (10,)), DELTA, 4.10212, 4.30502),
     (MultistageProfile(2.0, 100, (1, 5), (10, 10)), DELTA, 3.23650, 5.64638),
     long(MultistageProfile(2.0, 1000, (1, 50), (100, 100)), DELTA, 5.53912, 5.70039),
-    (MultistageProfile(2.0, 1000, (1, 5, 5), (10, 25, 25)), DELTA, 1.87591, 3.92399),
+    long(MultistageProfile(2.0, 1000, (1, 5, 5), (10, 25, 25)), DELTA, 1.87591, 3.92399),
     (UserPoissonProfile(1000.0, 100, 1e-7, 10**7), DELTA, 0.02721, 0.02724),
     long(UserPoissonProfile(3000.0, 100, 1e-4, 10**7), DELTA, 19.1245, 19.1400),
     (UserPoissonProfile(10.0, 10, 0.5, 10**7), DELTA, 0.0, INF),
@@ -195,7 +195,7 @@ ORDERED = [
         for delta in (1e-12, 1e-20, 1e-40)
     ),
     (UnitsThenPoissonProfile(2.0, 1000, 0.1, 0.02), PoissonProfile(2.0, 0.02, 1000), DELTA, 1.43),
-    (UnitsThenPoissonProfile(1.0, 1000, 0.1, 1e-4), PoissonProfile(1.0, 1e-4, 1000), DELTA, 3.0),
+    long(UnitsThenPoissonProfile(1.0, 1000, 0.1, 1e-4), PoissonProfile(1.0, 1e-4, 1000), DELTA, 3),
     # Drawn without replacement, examples leave a whole unit's trace when their unit is drawn.
     (
         UnitsThenPoissonProfile(2.0, 1000, 0.01, 0.5),
