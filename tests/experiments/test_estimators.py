@@ -115,10 +115,11 @@ def test_what_is_not_declared_or_does_not_fit_is_refused(given, message):
 
 
 OF_USERS = {**PUBLIC, "sampler": "user-poisson", "max_contributions": 2, "model": "linear"}
+FEW = {"batch_size": 20, "epochs": 1, "overflow": "accumulate"}
 
 
 def test_groups_are_the_protected_users():
-    model = DPClassifier(3.0, **OF_USERS, options={"batch_size": 20, "audit": False, "epochs": 1})
+    model = DPClassifier(3.0, **OF_USERS, options=FEW | {"audit": False})
     users = np.array([f"user {i % 25}" for i in range(60)])
     guarantee = model.fit(X, Y, groups=users).guarantee_
     assert guarantee["unit"] == "user"

@@ -164,11 +164,11 @@ SWEEPS = ['"{}"', '{{ name = "{}", {} }}']
 
 
 def words_of(command, kind, name):
-    """The words of a command that asks for a part by name."""
+    """The words of a command that asks for a part by name; the cheapest sampler is beside it."""
     words = COMMANDS[command]
     if kind == "sampler":
         return words.replace("poisson", name)
-    return f"{words} --{kind} {name}"
+    return f"{words.replace('poisson', 'deterministic')} --{kind} {name}"
 
 
 def sweep_of(kind, form, name=None):
@@ -369,13 +369,14 @@ def test_a_ledger_executes_code_only_where_it_is_trusted(reader, command):
 
 
 def test_a_run_of_own_parts_is_resumed_priced_and_read(command, tmp_path):
-    words = "train store sampler:own_parts:Batches --batch-size 100 --epochs 1 --learning-rate 0.01"
-    words += " --noise-multiplier 1 --begin --no-audit --model linear --out run"
+    words = "train store sampler:own_parts:Batches --batch-size 40 --epochs 1 --learning-rate 0.01"
+    words += " --noise-multiplier 1 --begin --no-audit --model linear --max-buckets 16 --out run"
+    words += " --overflow accumulate"
     for kind in OWN:
         own, _, settings = KINDS[kind]
         words += f" --{kind} own_parts:{own}"
         words += "".join(f" --{k.replace('_', '-')} {x}" for k, x in settings.items())
-    command("prepare", "synthetic", "store", "--num-rows", "800")
+    command("prepare", "synthetic", "store", "--num-rows", "200")
     command(*words.split())
     sys.modules.pop("own_parts")
     assert "--trust MODULE" in command.refuses("ledger", "run")

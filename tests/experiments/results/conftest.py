@@ -18,11 +18,12 @@ from samplers.settings import SETTINGS
 def runs(tmp_path_factory):
     """Runs of a line: one with a tight guarantee, one with a loose one, and one without."""
     folder = tmp_path_factory.mktemp("pages")
-    for name, sampler, noise in (
-        ("private", "poisson", {"noise_multiplier": 1.0}),
-        ("shuffled", "shuffle", {"noise_multiplier": 1.0}),
-        ("plain", "deterministic", {"non_private": True}),
+    for name, sampler, settings, noise in (
+        ("private", "poisson", {"overflow": "accumulate"}, {"noise_multiplier": 1.0}),
+        ("shuffled", "shuffle", {}, {"noise_multiplier": 1.0}),
+        ("plain", "deterministic", {}, {"non_private": True}),
     ):
-        config = RunSpec.of(SETTINGS[sampler](batch_size=40, epochs=1), audit=False, **noise)
+        sampler = SETTINGS[sampler](batch_size=40, epochs=1, **settings)
+        config = RunSpec.of(sampler, audit=False, **noise)
         dpsgd.run(Line(), config, folder / name, name="tiny_task:Line")
     return [folder / name for name in ("private", "shuffled", "plain")]

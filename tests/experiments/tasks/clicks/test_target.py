@@ -156,7 +156,7 @@ class _Trainable:
 def test_a_model_has_one_logit_or_one_per_class(kind, task):
     of_rows, params, rows = task
     functions = pure_functions(of_rows.sizes, of_rows.schema)
-    logits = jax.vmap(functions.logit, (None, 0))(params, rows)
+    logits = jax.eval_shape(jax.vmap(functions.logit, (None, 0)), params, rows)
     outputs = len(kind.columns)
     assert logits.shape == ((200,) if outputs == 1 else (200, outputs))
     again = of_rows.described(json.loads(json.dumps(of_rows.describe())))
@@ -167,7 +167,8 @@ def test_a_model_has_one_logit_or_one_per_class(kind, task):
 @each_kind
 def test_calibrations_rescale_logits_and_read_labels(kind, task):
     of_rows, params, rows = task
-    offered, logit = of_rows.calibration(), jax.vmap(of_rows.functions.logit, (None, 0))
+    offered = of_rows.calibration()
+    logit = jax.jit(jax.vmap(of_rows.functions.logit, (None, 0)))
     name, given, shift = {
         "binary": ("platt", (0.5, -0.25), -0.25),
         "classes": ("temperature", (0.5,), 0.0),
@@ -181,7 +182,7 @@ def test_calibrations_rescale_logits_and_read_labels(kind, task):
         np.testing.assert_array_equal(labels, rows["label"])
         return
     np.testing.assert_allclose(labels, (rows["label"] - 55) / 45, atol=1e-6)
-    predicted = jax.vmap(offered.prediction, (None, 0))(params, rows)
+    predicted = jax.jit(jax.vmap(offered.prediction, (None, 0)))(params, rows)
     np.testing.assert_allclose(predicted, logit(params, rows) / 2, atol=1e-5)
 
 
@@ -191,7 +192,7 @@ def test_losses_have_gradients_of_bounded_length(kind, task):
     target = of_rows.schema.target
     shape = (200,) if target.outputs == 1 else (200, target.outputs)
     logits = jnp.asarray(2 * RNG.uniform(-1, 1, shape), jnp.float32)
-    gradients = jax.vmap(jax.grad(target.loss))(logits, rows["label"])
+    gradients = jax.jit(jax.vmap(jax.grad(target.loss)))(logits, rows["label"])
     lengths = np.sqrt(np.square(gradients.reshape(200, -1)).sum(axis=1))
     assert 0.5 * kind.most_gradient < lengths.max() <= kind.most_gradient
 

@@ -105,7 +105,7 @@ def test_loss_prediction_and_metrics_are_of_one_model(task):
     params, rows = task.init(0), task.columns()
     labels = rows["label"]
     p = np.asarray(task.predict(params, {k: x for k, x in rows.items() if k != "label"}))
-    losses = jax.vmap(task.loss, in_axes=(None, 0))(params, rows)
+    losses = jax.jit(jax.vmap(task.loss, in_axes=(None, 0)))(params, rows)
     np.testing.assert_allclose(losses, -np.log(np.where(labels == 1, p, 1 - p)), rtol=1e-5)
     found = task.evaluate(params, [rows])
     assert found["log_loss"] == pytest.approx(float(np.mean(losses)), rel=1e-5)
@@ -121,7 +121,7 @@ def test_calibration_scales_and_shifts_the_logit(of_any_model):
     (task, params), rows = of_any_model, of_any_model[0].columns()
     fitted = task.calibration()
     assert fitted is dataclasses.replace(task).calibration()
-    logit = jax.vmap(fitted.logit, in_axes=(None, 0))
+    logit = jax.jit(jax.vmap(fitted.logit, in_axes=(None, 0)))
     rescaled = fitted.rescaled(params, 0.5, -0.25)
     np.testing.assert_allclose(
         logit(rescaled, rows), 0.5 * logit(params, rows) - 0.25, rtol=1e-5, atol=1e-6
