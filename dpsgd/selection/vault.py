@@ -13,12 +13,12 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 
 from accounting import TrialCount
-from dpsgd.files import SECRET, destroy, lock, open_own, parse_json
+from dpsgd.files import SECRET, destroy, lock, open_own, parse_json, write_atomically
 from dpsgd.runs.records import checked
 
 
@@ -48,16 +48,15 @@ class VaultSecret:
           selection: Name of the selection: the hash of its ledger's first line.
 
         Raises:
-          OSError: If the file exists or cannot be written.
+          OSError: If the file cannot be written.
         """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with os.fdopen(os.open(path, flags, SECRET), "wb") as file:
-            os.fchmod(file.fileno(), SECRET)
+
+        def write(file: IO[bytes]) -> None:
             number = os.fstat(file.fileno()).st_ino
             record = {"secret": self._secret.hex(), "selection": selection, "number": number}
             file.write(json.dumps(record).encode())
-            file.flush()
-            os.fsync(file.fileno())
+
+        write_atomically(path, write, mode=SECRET)
 
     @classmethod
     def load(cls, path: Path, selection: str) -> VaultSecret:
