@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from dpsgd.core.state import TrainState
+from dpsgd.engine.programs import in_32_bits
 
 PyTree = Any
 
@@ -97,14 +98,11 @@ def on_one_device(tree: PyTree) -> PyTree:
     return jax.tree.map(leaf, tree)
 
 
-def broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
-    """Returns a tree like `tree` of the leaves of a prefix of it."""
-    return jax.tree.map(lambda leaf, subtree: jax.tree.map(lambda _: leaf, subtree), prefix, tree)
-
-
 def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """Returns an array with a sharding, copied unless it already has this sharding."""
-    if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+    """Returns an array of 32 bits with a sharding, copied unless it already is one."""
+    narrow = leaf.dtype not in (np.float64, np.int64, np.uint64)
+    there = isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+    if there and narrow:
         return leaf
     if isinstance(leaf, jax.Array) and _is_key(leaf):
         words = placed(jax.random.key_data(leaf), sharding)
@@ -113,7 +111,8 @@ def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
     # files, each process reads only the pieces of its devices.
     in_files = not isinstance(leaf, jax.Array) and hasattr(leaf, "pieces")
     array = leaf if in_files else np.asarray(leaf)
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    with in_32_bits():
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     return jax.make_array_from_callback(
         array.shape, sharding, lambda index: np.asarray(array[index], dtype)
     )

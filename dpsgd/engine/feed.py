@@ -136,7 +136,7 @@ class Layout(NamedTuple):
 
     def put_state(self, state: Any) -> Any:
         """Puts a state on the devices."""
-        state = self.placement.put_state(state)
+        state = self.placement.put_whole(state, self.placement.state(state))
         # No weak types: one program for a state that was just made and for one that was read back.
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
 

@@ -16,11 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpsgd.core.state import Table, TrainState
-from dpsgd.engine.copies import broadcast, placed
-from dpsgd.engine.programs import put_on_device
+from dpsgd.engine.copies import placed
+from dpsgd.engine.programs import in_32_bits
 from dpsgd.packing import SMALL
 from samplers import BatchSampler
 from samplers.batches import IndexBlock
@@ -150,10 +151,6 @@ class Placement:
             not sharding.is_fully_replicated for sharding in jax.tree.leaves(self.state(state))
         )
 
-    def params(self, shapes: PyTree) -> PyTree:
-        """Returns each parameter leaf's sharding, see `state`."""
-        return self._like(self._tables(shapes), shapes)
-
     def state(self, shapes: TrainState) -> Any:
         """Returns the sharding of each leaf of a state.
 
@@ -252,15 +249,13 @@ class Placement:
         return -(-size // together) * together
 
     def put_whole(self, tree: PyTree, shardings: PyTree) -> PyTree:
-        """Puts arrays on the devices in 32 bits.
+        """Puts arrays on the devices in 32 bits, in new buffers unless they lie there already.
 
         Args:
           tree: Tree of arrays, whole in each process.
           shardings: Sharding of each leaf, a prefix of the tree.
         """
-        return put_on_device(
-            tree, lambda tree: jax.tree.map(placed, tree, broadcast(shardings, tree))
-        )
+        return jax.tree.map(placed, tree, jax.tree.broadcast(shardings, tree))
 
     def put_parts(self, tree: PyTree, shardings: PyTree) -> PyTree:
         """Puts arrays on the devices from each process's own parts.
@@ -275,16 +270,8 @@ class Placement:
             array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
             return jax.make_array_from_process_local_data(sharding, array)
 
-        return put_on_device(
-            tree, lambda tree: jax.tree.map(place_part, tree, broadcast(shardings, tree))
-        )
-
-    def put_state(self, state: PyTree) -> PyTree:
-        """Puts a state on the devices.
-
-        The buffers are new unless the state lies there already.
-        """
-        return jax.tree.map(placed, state, self.state(state))
+        with in_32_bits():
+            return jax.tree.map(place_part, tree, jax.tree.broadcast(shardings, tree))
 
     def on_each(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable:
         """Maps a function over the devices' parts, see `jax.shard_map`.
@@ -303,7 +290,7 @@ class Placement:
         return jax.shard_map(function, mesh=self.mesh, check_vma=False, **specs)
 
     def total(self, tree: PyTree) -> PyTree:
-        """Returns the sum over the devices, within `on_each`.
+        """Returns the float32 sums over the devices, within `on_each`.
 
         CPUs of several processes add in the order of the devices.
         """
@@ -311,16 +298,8 @@ class Placement:
             return tree
         if self.num_processes == 1 or self.devices[0].platform != "cpu":
             return jax.lax.psum(tree, AXIS)
-        leaves, structure = jax.tree.flatten(tree)
-        totals: dict[Any, jax.Array] = {}
-        for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
-            flat = jnp.concatenate([leaf.ravel() for leaf in leaves if leaf.dtype == dtype])
-            totals[dtype] = _in_order(flat, len(self.devices))
-        sums = []
-        for leaf in leaves:
-            leaf_total, totals[leaf.dtype] = jnp.split(totals[leaf.dtype], [leaf.size])
-            sums.append(leaf_total.reshape(leaf.shape))
-        return jax.tree.unflatten(structure, sums)
+        vector, unravel = ravel_pytree(tree)
+        return unravel(_in_order(vector, len(self.devices)))
 
     def gathered(self, columns: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns all devices' rows of arrays, within `on_each`.

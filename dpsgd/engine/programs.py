@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jaxlib.xla_client import hlo
 
 from dpsgd.gradients.losses import identity
@@ -214,27 +213,16 @@ def in_32_bits() -> contextlib.AbstractContextManager:
     return jax.enable_x64(False)
 
 
-def put_on_device(tree: PyTree, onto: Callable[[PyTree], PyTree] = jax.device_put) -> PyTree:
-    """Puts arrays on the device in 32 bits.
-
-    Args:
-      tree: Tree of arrays.
-      onto: Function of the tree that puts it there; by default on JAX's default device.
-    """
-
-    def narrow(leaf):
-        """Returns an array that JAX may round to 32 bits."""
-        wide = isinstance(leaf, jax.Array) and leaf.dtype in (np.float64, np.int64, np.uint64)
-        return np.asarray(leaf) if wide else leaf  # NumPy arrays get 32 bits below
-
+def put_on_device(tree: PyTree) -> PyTree:
+    """Puts NumPy arrays on JAX's default device, in 32 bits."""
     with in_32_bits():
-        return onto(jax.tree.map(narrow, tree))
+        return jax.device_put(tree)
 
 
 def shapes_of_rows(rows: PyTree, *lead: int) -> PyTree:
     """Returns the shapes of rows [*lead, ...], with 32-bit dtypes.
 
-    >>> shapes_of_rows(np.zeros((100, 3), np.float32), 8)
+    >>> shapes_of_rows(jax.numpy.zeros((100, 3)), 8)
     ShapeDtypeStruct(shape=(8, 3), dtype=float32)
 
     Args:

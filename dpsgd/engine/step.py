@@ -176,7 +176,7 @@ class _Step:
             batch = placement.on_each(self._batch, (WHOLE, WHOLE, specs), SHARDED)
             sharded = {"batch_at": batch, "devices": len(placement.devices)}
             (total, diagnostics), _ = self._sum(state, j, inputs, **sharded)
-            shardings, _ = split_leaves(placement.params(state.raw_params), frozen)
+            shardings, _ = split_leaves(placement.state(state).raw_params, frozen)
             return jax.lax.with_sharding_constraint(total, shardings), diagnostics
 
         def device_sum(step, params, j, inputs):

@@ -20,7 +20,7 @@ from dpsgd.core.segments import Segment
 from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.batch_files import BatchFiles
-from dpsgd.engine.copies import host_copy, hosted, on_one_device
+from dpsgd.engine.copies import host_copy, hosted
 from dpsgd.engine.feed import BLOCK_STEPS, Layout
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import Placement
@@ -244,11 +244,10 @@ class Training:
                     if journal.keep(block):
                         return state
         if self.refinement is not None and int(state.step) < self.mechanism.num_steps:
-            one_device = self.query_placement is None
             refined = refine(
                 self.refinement,
                 self.mechanism,
-                on_one_device(state.params) if one_device else state.params,
+                state.params,
                 self.data,
                 declare=journal.declare,
                 placement=self.query_placement,
