@@ -52,14 +52,6 @@ def test_a_loop_of_sampler_sum_and_update_passes():
     assert check_loop(loop(), ALGORITHM, MECHANISM, jnp.zeros(3), ROWS).passed
 
 
-@pytest.fixture
-def unaudited(monkeypatch):
-    """Leaves the audit of the program out, which other tests hold."""
-    monkeypatch.setattr(
-        "dpsgd.audit.conformance.audit_program", lambda *of: type("Report", (), {"checks": ()})
-    )
-
-
 @pytest.mark.parametrize(
     "fault",
     [
