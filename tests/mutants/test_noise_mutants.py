@@ -171,15 +171,17 @@ def loss_fn(params, example):
     return jnp.dot(params["k00"], example) + params["table"][3, 4]
 
 
+ALGORITHM = dpsgd(loss_fn, optax.sgd(0.1))._replace(freezes=False)
+
+
 def checks_of(noise, sampler, params=PARAMS, first_step=0):
     """What the audit sees of the noise, of parameters that mostly show their noise alone."""
-    algorithm = dpsgd(loss_fn, optax.sgd(0.1))._replace(freezes=False)
     mechanism = Mechanism(sampler, 1.0, 0.5, noise)
-    state = algorithm.init(params, mechanism)._replace(step=jnp.int32(first_step))
+    state = ALGORITHM.init(params, mechanism)._replace(step=jnp.int32(first_step))
     columns = np.zeros((sampler.num_examples, 40), np.float32)
     layout = Layout.choose(sampler, columns, block_steps=BLOCK)
     root = RootKey.from_insecure_seed(0)
-    probe = Probe(algorithm, mechanism, state, ROWS, layout=layout, root=root)
+    probe = Probe(ALGORITHM, mechanism, state, ROWS, layout=layout, root=root)
     return step_checks(probe) + block_checks(probe)
 
 
@@ -187,13 +189,14 @@ def failed(checks):
     return {check.name for check in checks if not check.passed}
 
 
+PLANTED = Planted()  # of the one program
 LONG_RUN = Poisson(N, B, STEPS // 10)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first_step", [0, pytest.param(30_000, marks=pytest.mark.long)])
 def test_noise_without_a_bug_passes(first_step):
-    checks = checks_of(Planted(), LONG_RUN, first_step=first_step)
+    checks = checks_of(PLANTED, LONG_RUN, first_step=first_step)
     assert not failed(checks), checks
     assert all(check.performed for check in checks)
 
@@ -213,7 +216,7 @@ QUICK = {  # of every way of looking one, and what statistics could not resolve
 def test_a_planted_bug_of_the_noise_is_caught(bug, monkeypatch):
     fields = {name: jnp.asarray(value) for name, value in (SOUND | BUGS[bug]).items()}
     monkeypatch.setattr(Planted, "init", lambda self, like: fields)
-    assert failed(checks_of(Planted(), LONG_RUN))
+    assert failed(checks_of(PLANTED, LONG_RUN))
 
 
 # Faults of a matrix M, of what is kept of earlier steps, and of what a noise states.
