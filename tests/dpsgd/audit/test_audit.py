@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, dpsgd
+from dpsgd.audit import laws
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.prices import price_check
 from dpsgd.audit.report import UNSEEN
@@ -89,6 +90,13 @@ def test_a_wrong_claim_is_refused_and_named():
     assert "\n" not in str(refusal.value)
 
 
+@pytest.fixture
+def few_draws(monkeypatch):
+    """Counts a sixteenth of the draws that an audit does."""
+    monkeypatch.setattr(laws, "ENTRIES", laws.ENTRIES // 16)
+
+
+@pytest.mark.usefixtures("few_draws")
 def test_the_law_of_another_sampler_that_is_claimed_is_tested():
     report = audit(sampler=BallsAndBins(N, 10, 2), claimed=POISSON, microbatch_size=3)
     with pytest.raises(ValueError, match="rates of the law"):
@@ -105,6 +113,7 @@ class Shuffled(Poisson):
         return Shuffle(self.num_examples, self.batch_size).participations(seed, epoch, chunk)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_shuffling_sampler_claimed_as_poisson_is_refused():
     report = audit(sampler=Shuffled(N, 10, 2, max_batch_size=N), microbatch_size=3)
     with pytest.raises(ValueError, match="at the rates of the law"):
