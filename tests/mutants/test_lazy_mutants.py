@@ -192,7 +192,7 @@ def failed(checks):
     return {check.name for check in checks(program) if not check.passed}
 
 
-@pytest.mark.short("gradients of rows*")
+@pytest.mark.long
 @pytest.mark.parametrize("faults", BUGS.values(), ids=BUGS)
 def test_a_planted_bug_of_lazy_tables_is_caught(faults):
     checks = {fault.check for fault in faults}
