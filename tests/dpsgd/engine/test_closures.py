@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from dpsgd import Mechanism, dpsgd, public, train, train_blocks
-from samplers import Deterministic
+from samplers import Deterministic, UserPoisson
 
 N, D = 90, 3
 RNG = np.random.default_rng(0)
@@ -95,6 +95,8 @@ HOLDERS = {
     ),
     "numpy": lambda array: lambda x: x + np.asarray(array).mean(),
     "default": lambda array: lambda x, held=array: x + np.sum(held),
+    "keyword default": lambda array: lambda x, *, held=array: x + np.sum(held),
+    "keyword of a partial": lambda array: functools.partial(lambda x, a: x + np.sum(a), a=array),
     "object": lambda array: Held(array),
     "global": lambda array: uses_a_global,
     "gather": lambda array: lambda x: x + jnp.asarray(array).ravel()[(x > 0).astype(int).sum()],
@@ -141,6 +143,19 @@ def test_rows_in_the_first_state_of_an_optimizer_are_refused():
     )
     with pytest.raises(ValueError, match="the optimizer holds"):
         trained(optimizer=kept)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "size"),
+    [(Deterministic(9, 3), 9), (UserPoisson(N, 9, max_contributions=5, num_users=30), 30)],
+)
+def test_values_of_few_rows_or_of_units_are_refused(sampler, size):
+    hold = HOLDERS["numpy"](RNG.normal(size=size).astype(np.float32))
+    algorithm = dpsgd(lambda params, example: hold(sound_loss(params, example)), optax.sgd(0.1))
+    mechanism, rows = Mechanism(sampler, 1.0, 1.0), ROWS[: sampler.num_examples]
+    state = algorithm.init(PARAMS, mechanism, rows)
+    with pytest.raises(ValueError, match="rows or units"):
+        next(train_blocks(algorithm, mechanism, state, rows))
 
 
 def test_a_loop_of_blocks_refuses_held_rows_too():
