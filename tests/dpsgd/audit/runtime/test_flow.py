@@ -370,19 +370,24 @@ def lazily(change):
     def replaced(algorithm):
         def update(state, total, *rest, **how):
             next_state, gradient = algorithm.update(state, total, *rest, **how)
-            return change(next_state, total), gradient
+            return change(next_state, total, rest[0]), gradient
 
         return {"update": update}
 
     return {"change": replaced, "tables": TABLES}
 
 
-def row_leaked(after, total):
+def key_leaked(after, total, key):
+    table = after.lazy_tables[0]
+    return after.with_tables({0: table._replace(momentum=table.momentum + key[0])})
+
+
+def row_leaked(after, total, key):
     table = after.lazy_tables[0]
     return after.with_tables({0: table._replace(values=table.values + total["w"].sum())})
 
 
-def times_leaked(after, total):
+def times_leaked(after, total, key):
     w = after.raw_params["w"] + after.tables[0].steps.sum()
     return after._replace(raw_params=after.raw_params | {"w": w})
 
@@ -404,6 +409,9 @@ PLANTED = {
         moving(lambda w, total, state, gradient, key:
                gradient["w"] - 0.1 * standard_normal(key, state.step, 1, (D,))),
         "parameters['w'] .*fresh noise"),
+    "noise of earlier steps is subtracted": (
+        BANDED | moving(lambda w, total, state, *_: w - 0.1 * state.noise[0][0, -D:]),
+        "parameters['w'] .*noise of earlier steps"),
     "steps are counted twice": (
         stepping(lambda step, total: step + 2), "step counter does not advance"),
     "steps are counted by rows": (
@@ -461,6 +469,7 @@ PLANTED = {
     },
     "C of rows": ({"change": clip_of_rows}, "in place of C, computed from .*private"),
     "rows of a table leaked": (lazily(row_leaked), "tables.*values depends on private rows"),
+    "the key in a table": (lazily(key_leaked), "tables.*momentum depends on the noise key"),
     "times of a table leaked": (lazily(times_leaked), "parameters['w'] .*rows of tables were read"),
 }  # fmt: skip
 
@@ -484,3 +493,13 @@ def test_a_flush_without_noise_is_named(part, monkeypatch):
         N, 8, {"values": 5, "momentum": 7}[part]
     )  # of shapes no other test has traced
     assert "a table is flushed without noise" in faults(sampler=sampler, tables=TABLES)
+
+
+def test_a_flush_under_another_key_is_named(monkeypatch):
+    sound = lazy.flushed_table
+
+    def rekeyed(table, *passes, noise_key, **how):
+        return sound(table, *passes, noise_key=noise_key ^ jnp.uint32(1), **how)
+
+    monkeypatch.setattr(lazy, "flushed_table", rekeyed)
+    assert "key, computed from the noise key" in faults(sampler=Poisson(N, 8, 9), tables=TABLES)
