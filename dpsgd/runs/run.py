@@ -216,7 +216,7 @@ class Run:
         if Processes.current().first and self.folder.untidy:  # the run was killed before forget
             with Ledger.open(self.folder.ledger_path):  # refused while another process does this
                 self.folder.forget()
-        self._execution.progress("the run is finished")
+        self._execution.progress("note: the run is finished, and no data are read")
         return True
 
     @contextmanager

@@ -105,7 +105,7 @@ def resume(question: Resume) -> None:
     with _trained(question, question.run) as (console, how):
         look_in_the_current_folder()
         task = task_of(question.run, data=question.data)
-        record = dpsgd.resume(question.run, task, progress=console.progress, **how)
+        record = dpsgd.resume(question.run, task, progress=console.tell, **how)
         show(console, question.run, record)
 
 

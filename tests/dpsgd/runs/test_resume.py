@@ -141,6 +141,9 @@ def test_a_finished_run_costs_what_was_promised_and_is_tidied_up(finished):
     assert not (finished / STOP).exists()
     assert not (finished / "checkpoints").exists()
     assert resume(finished) == report
+    lines = []
+    assert resume(finished, Line(seed=1), progress=lines.append) == report
+    assert any("finished" in text and "no data are read" in text for text in lines)
 
 
 def kill(out, steps=0):
