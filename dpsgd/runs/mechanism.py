@@ -16,6 +16,7 @@ from typing import Any
 from accounting import Bound, PrivacyProfile, calibrate
 from accounting.profile import EPSILON_TOLERANCE
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.noise import Independent
 from dpsgd.core.queries import FullSums
 from dpsgd.runs.spec import Banded, NoiseMultiplier, NonPrivate, RunSpec, TargetEpsilon
 from dpsgd.runs.support import conflict_of, with_separation
@@ -84,13 +85,12 @@ def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
     return built
 
 
-def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | None:
+def full_sums(spec: RunSpec, sampler: BatchSampler) -> FullSums | None:
     """Returns the full-batch queries of a run's calibration, or None.
 
     Args:
-      spec: Settings of the run.
+      spec: Settings of the run, whose delta is a number.
       sampler: Sampler of the run.
-      delta: Delta of the guarantee.
 
     Raises:
       ValueError: if the run cannot be calibrated, or calibration would not pay.
@@ -100,6 +100,7 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
     if conflict := conflict_of(spec, sampler):
         raise ValueError(f"{conflict.rule.reason} (here one {sampler.unit})")
     goal = spec.privacy
+    delta: Any = spec.delta
     assert not isinstance(goal, NonPrivate), "refused by the table"
     from dpsgd.engine.calibration import calibration_sums
 
@@ -119,24 +120,18 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
     return sums
 
 
-def unscaled(spec: RunSpec, population: Population) -> Mechanism:
-    """Returns the mechanism of a private run at noise multiplier 1 and clipping norm 1.
+def unscaled(spec: RunSpec, sampler: BatchSampler, sums: FullSums | None) -> Mechanism:
+    """Returns the mechanism of a run; a private one has noise multiplier and clipping norm 1.
 
     Args:
-      spec: Settings of the run; only the noise multiplier may be open.
-      population: Public facts about the rows.
-
-    Raises:
-      ValueError: if the options do not go together.
+      spec: Settings of the run; the noise is independent while its bands are open.
+      sampler: Sampler of the run.
+      sums: Full-batch queries of the run's calibration, or None.
     """
-    sampler = build_sampler(spec, population)
-    try:
-        sums = full_sums(spec, sampler, spec.delta_of(population))
-    except ValueError as error:
-        raise ValueError(impossible(spec.calibration, error)) from None
+    if not spec.private:
+        return Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=math.inf)
     law = spec.noise.law if isinstance(spec.noise, Banded) else spec.noise
-    assert law is not None, "`resolve` leaves nothing open"
-    return Mechanism(sampler, 1.0, 1.0, law, sums)
+    return Mechanism(sampler, 1.0, 1.0, law or Independent(), sums)
 
 
 def privacy_with(mechanism: Mechanism, noise_multiplier: float) -> PrivacyProfile:
@@ -181,6 +176,24 @@ class LowerEnd:
         return Bound(*2 * (self.profile.epsilon(delta, tolerance).lower,))
 
 
+def scaled(spec: RunSpec, mechanism: Mechanism, chosen: Mapping[str, Any] = {}) -> ResolvedRun:
+    """Returns a run with the smallest noise that meets its privacy goal.
+
+    Args:
+      spec: Settings, whose delta is a number; only the noise multiplier may be open.
+      mechanism: Mechanism of the run, from `unscaled`.
+      chosen: Choices and reasons of `ResolvedRun`.
+    """
+    delta: Any = spec.delta
+    norm, goal = spec.l2_clip_norm, spec.privacy
+    if not isinstance(goal, NonPrivate):
+        assert norm is not None, "`resolve` leaves nothing open"
+        assert spec.noise.bands != "auto", "`resolve` leaves nothing open"
+        sigma = _smallest_noise(goal, delta, mechanism)
+        mechanism = dataclasses.replace(mechanism, noise_multiplier=sigma, l2_clip_norm=norm)
+    return ResolvedRun(spec, mechanism, delta, chosen)
+
+
 def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
     """Returns a run whose noise multiplier is found.
 
@@ -191,18 +204,13 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
     Raises:
       ValueError: if the options do not go together, or no noise meets the target.
     """
-    delta, goal = spec.delta_of(population), spec.privacy
-    if isinstance(goal, NonPrivate):
-        sampler = build_sampler(spec, population)
-        mechanism = Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=math.inf)
-    else:
-        mechanism = unscaled(spec, population)
-        sigma = _smallest_noise(goal, delta, mechanism)
-        assert spec.l2_clip_norm is not None, "`resolve` leaves nothing open"
-        mechanism = dataclasses.replace(
-            mechanism, noise_multiplier=sigma, l2_clip_norm=spec.l2_clip_norm
-        )
-    return ResolvedRun(spec, mechanism, delta)
+    spec = dataclasses.replace(spec, delta=spec.delta_of(population))
+    sampler = build_sampler(spec, population)
+    try:
+        sums = full_sums(spec, sampler)
+    except ValueError as error:
+        raise ValueError(impossible(spec.calibration, error)) from None
+    return scaled(spec, unscaled(spec, sampler, sums))
 
 
 def impossible(calibration: str | None, why: object) -> str:

@@ -93,6 +93,7 @@ def plan_run(
     check_task(task, name or "the task")
     rows = rows_of(task)
     check(spec, rows[1].num_examples)
+    spec = dataclasses.replace(spec, delta=spec.delta_of(rows[1]))
     earlier = EarlierModel.read(spec.init_from)
     task, choices = settled(task, request_of(spec, rows[1]), name, earlier.task if earlier else {})
     if choices:

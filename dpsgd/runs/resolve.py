@@ -10,17 +10,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from accounting.records import named
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Independent
+from dpsgd.core.queries import FullSums
 from dpsgd.noise.correlated import error_of_sums
 from dpsgd.runs.mechanism import (
     ResolvedRun,
     build_sampler,
     full_sums,
     impossible,
-    resolved,
+    scaled,
+    unscaled,
 )
 from dpsgd.runs.recommendation import (
     CHOICES,
@@ -47,9 +50,9 @@ from dpsgd.runs.spec import (
     RunSpec,
     TargetEpsilon,
 )
-from dpsgd.runs.support import check, conflict_of, with_separation
+from dpsgd.runs.support import conflict_of, with_separation
 from dpsgd.runs.task import calibration_of
-from samplers import BallsAndBins, Poisson, Population, UserPoisson
+from samplers import BallsAndBins, BatchSampler, Poisson, Population, UserPoisson
 from samplers.settings import DEFAULTS, SAMPLERS, SamplerSettings
 
 Rows = tuple[Any, Population]
@@ -65,6 +68,17 @@ _MOST_BANDS = 1024
 _FLUSH_STEPS = 20 / 3
 """Flush interval in steps, per ratio of table rows to rows looked up in a step. A step takes at
 least 3 times longer per row than a flush, so flushes take at most 1/20 of the time."""
+
+
+class Choices(NamedTuple):
+    """All choices of a run but the size of its noise."""
+
+    spec: RunSpec
+    """Settings, of which only the noise multiplier may be open."""
+    mechanism: Mechanism
+    """Mechanism of the run, from `unscaled`."""
+    chosen: dict[str, Any]
+    """Choices and reasons, see `ResolvedRun.chosen`."""
 
 
 def resolve(
@@ -84,24 +98,19 @@ def resolve(
 
     Given options stay unchanged.
     """
-    spec, chosen = choose(spec, task, rows, progress)
+    choices = choose(spec, task, rows, progress)
     noise_is_given = isinstance(spec.privacy, NoiseMultiplier | NonPrivate)
     subject = "the guarantee of the run" if noise_is_given else "the noise for the target epsilon"
     progress(f"finding {subject}")
-    run = resolved(spec, rows[1])
-    if "noise" in chosen:
-        noise = {**chosen["noise"], "noise_multiplier": run.mechanism.noise_multiplier}
+    run = scaled(*choices)
+    if noise := choices.chosen.get("noise"):
+        noise["noise_multiplier"] = run.mechanism.noise_multiplier
         progress(sentence({"noise": noise}))
-        chosen = {**chosen, "noise": noise}
-    return dataclasses.replace(run, chosen=chosen)
+    return run
 
 
-def choose(
-    spec: RunSpec, task: Any, rows: Rows, progress: Progress = lambda line: None
-) -> tuple[RunSpec, dict[str, Any]]:
-    """Returns a spec with all choices made but the noise's size.
-
-    The second result is `ResolvedRun.chosen`.
+def choose(spec: RunSpec, task: Any, rows: Rows, progress: Progress = lambda line: None) -> Choices:
+    """Returns all choices of a run but the noise's size.
 
     Args:
       spec: Settings, some of them open.
@@ -113,13 +122,13 @@ def choose(
       ValueError: as for `resolve`.
     """
     population = rows[1]
-    check(spec, population.num_examples)
-    chosen_spec, why = _with_settings(spec, task, rows)
+    spec = dataclasses.replace(spec, delta=spec.delta_of(population))
+    chosen_spec, sampler, why = _with_settings(spec, task, rows)
     chosen: dict[str, Any] = {}
     if isinstance(spec.tables, Auto):
         chosen["tables"] = {"tables": chosen_spec.options()["tables"], "why": why}
     values = {**chosen_spec.options(), **vars(chosen_spec.sampler)}
-    by_rule = [*spec.open, *(["average_tail"] if averages_by_rule(spec) else [])]
+    by_rule = [*spec.open, *["average_tail"] * isinstance(spec.average, LastStep)]
     if names := [name for name in CHOICES if name in by_rule and name in values]:
         chosen["settings"] = to_json({name: values[name] for name in names})
         targeted = isinstance(spec.privacy, TargetEpsilon)  # else `warm_rate` has no effect
@@ -127,54 +136,56 @@ def choose(
             chosen["warm"] = {"why": "at the usual rate the run would forget its initial model"}
     if chosen:
         progress(sentence(chosen))
-    chosen_spec = _with_calibration(chosen_spec, task, population, progress)
-    chosen_spec, noise = with_noise(chosen_spec, task, population, progress)
-    falling = dataclasses.replace(chosen_spec.optimizer, schedule=chosen_spec.optimizer.step_sizes)
-    chosen_spec = dataclasses.replace(
-        chosen_spec, optimizer=falling, delta=spec.delta_of(population)
-    )
-    return chosen_spec, {**chosen, "noise": noise} if noise else chosen
+    chosen_spec, sums = _with_calibration(chosen_spec, sampler, task, progress)
+    mechanism = unscaled(chosen_spec, sampler, sums)
+    noised = with_noise(chosen_spec, mechanism, task, population, progress)
+    optimizer = noised.spec.optimizer
+    falling = dataclasses.replace(optimizer, schedule=optimizer.step_sizes)
+    spec = dataclasses.replace(noised.spec, optimizer=falling)
+    return Choices(spec, noised.mechanism, {**chosen, **noised.chosen})
 
 
-def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
-    """Returns a spec with recommended settings, and the reason for its tables."""
-    tables, population = spec.tables, rows[1]
-    if isinstance(tables, Dense):
-        return _recommended(spec, task, population), ""
-    lazy = dataclasses.replace(spec, tables=Lazy(**vars(tables)))
-    if not (why := str(conflict_of(lazy) or "")):
-        lazy = _recommended(lazy, task, population)
-        # Settings that no kind of tables allows are refused without naming lazy ones.
-        build_sampler(dataclasses.replace(lazy, tables=Dense()), population)
-        try:
-            count, looked_up = _table_sizes(lazy, task, rows)
-        except ValueError as error:
-            why = str(error)
-        else:
-            from dpsgd.engine.feed import BLOCK_STEPS
-            from dpsgd.engine.lazy.group import worthwhile
+def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, BatchSampler, str]:
+    """Returns a spec with recommended settings, its sampler, and the reason for its tables."""
+    tables, population, reason = spec.tables, rows[1], ""
+    if not isinstance(tables, Dense):
+        lazy = dataclasses.replace(spec, tables=Lazy(**vars(tables)))
+        if not (why := str(conflict_of(lazy) or "")):
+            lazy = _recommended(lazy, task, population)
+            # Settings that no kind of tables allows are refused without naming lazy ones.
+            sampler = build_sampler(dataclasses.replace(lazy, tables=Dense()), population)
+            try:
+                count, looked_up = _table_sizes(lazy, sampler, task, rows[0])
+            except ValueError as error:
+                why = str(error)
+            else:
+                from dpsgd.engine.feed import BLOCK_STEPS
+                from dpsgd.engine.lazy.group import worthwhile
 
-            why = f"they have {count / looked_up:.3g} times the rows that a batch looks up"
-            if isinstance(tables, Lazy) or worthwhile(count, looked_up):
-                blocks = math.ceil(_FLUSH_STEPS * count / looked_up / BLOCK_STEPS)  # whole ones
-                return lazy.but(flush_every=tables.flush_every or BLOCK_STEPS * blocks), why
-    if isinstance(tables, Lazy):
-        raise ValueError(f"tables lazy: {why}")
-    reason, _, _ = why.partition(";")  # the remedy after ; applies to `lazy` only
-    return _recommended(dataclasses.replace(spec, tables=Dense()), task, population), reason
+                why = f"they have {count / looked_up:.3g} times the rows that a batch looks up"
+                if isinstance(tables, Lazy) or worthwhile(count, looked_up):
+                    blocks = math.ceil(_FLUSH_STEPS * count / looked_up / BLOCK_STEPS)
+                    lazy = lazy.but(flush_every=tables.flush_every or BLOCK_STEPS * blocks)
+                    return lazy, sampler, why
+        if isinstance(tables, Lazy):
+            raise ValueError(f"tables lazy: {why}")
+        reason, _, _ = why.partition(";")  # the remedy after ; applies to `lazy` only
+    spec = _recommended(dataclasses.replace(spec, tables=Dense()), task, population)
+    return spec, build_sampler(spec, population), reason
 
 
-def _table_sizes(spec: RunSpec, task: Any, rows: Rows) -> tuple[int, int]:
+def _table_sizes(spec: RunSpec, sampler: BatchSampler, task: Any, rows: Any) -> tuple[int, int]:
     """Returns numbers of table rows, and of look-ups per batch, from shapes alone."""
+    if conflict := conflict_of(spec, sampler):
+        raise ValueError(str(conflict))
     import jax
 
     from dpsgd.engine.lazy.group import find_tables
     from dpsgd.engine.programs import shapes_of_rows
     from dpsgd.gradients.frozen import RunLoss
 
-    sampler = build_sampler(spec, rows[1])
     params = jax.eval_shape(lambda: task.init(spec.init_seed))
-    example = shapes_of_rows(rows[0], *sampler.clipped_shape)
+    example = shapes_of_rows(rows, *sampler.clipped_shape)
     lookups = find_tables(RunLoss.restrict(task.loss, spec.train), params, example)
     leaves = jax.tree.leaves(params)
     clipped = sampler.padded_batch_size // math.prod(sampler.clipped_shape)
@@ -185,7 +196,7 @@ def request_of(spec: RunSpec, population: Population) -> RecommendationRequest:
     """Returns a recommendation's request.
 
     Args:
-      spec: Settings of the run.
+      spec: Settings of the run, whose delta is a number.
       population: Public facts about the rows.
     """
     names = {option.name for option in dataclasses.fields(RecommendationRequest)}
@@ -195,8 +206,7 @@ def request_of(spec: RunSpec, population: Population) -> RecommendationRequest:
         name := OWN["optimizer"].name_of(type(spec.optimizer))
     ):
         raise ValueError(f"learning_rate has no default for your own optimizer {name}; pass one")
-    options |= {"optimizer": kind, "target_delta": spec.delta_of(population)}
-    return RecommendationRequest(population.num_examples, **options)
+    return RecommendationRequest(population.num_examples, **{**options, "optimizer": kind})
 
 
 def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
@@ -243,12 +253,12 @@ def averages_by_rule(spec: RunSpec) -> bool:
 
 
 def _with_calibration(
-    spec: RunSpec, task: Any, population: Population, progress: Progress
-) -> RunSpec:
-    """Returns a spec with its calibration chosen: by default the task's, if possible."""
+    spec: RunSpec, sampler: BatchSampler, task: Any, progress: Progress
+) -> tuple[RunSpec, FullSums | None]:
+    """Returns a spec with a calibration, by default the task's if possible, and its sums."""
     if spec.calibration == "none":
-        return spec
-    offered, why = calibration_of(task), ""
+        return spec, None
+    offered, why, sums = calibration_of(task), "", None
     kind: Any = offered.kind if offered else spec.calibration
     if not offered:
         hint = " for such labels" if hasattr(task, "calibration") else " (see dpsgd.runs.task.Task)"
@@ -258,7 +268,7 @@ def _with_calibration(
     else:
         tried = dataclasses.replace(spec, calibration=kind)
         try:
-            full_sums(tried, build_sampler(spec, population), spec.delta_of(population))
+            sums = full_sums(tried, sampler)
             _check_rescaled(spec, task)
         except ValueError as error:
             why = str(error)
@@ -266,7 +276,8 @@ def _with_calibration(
         raise ValueError(impossible(spec.calibration, why))
     if why and offered and spec.private:
         progress(f"no calibration: {why}")
-    return dataclasses.replace(spec, calibration="none" if why else kind)
+    spec = dataclasses.replace(spec, calibration="none" if why else kind)
+    return spec, None if why else sums
 
 
 def _check_rescaled(spec: RunSpec, task: Any) -> None:
@@ -286,46 +297,43 @@ def _check_rescaled(spec: RunSpec, task: Any) -> None:
 
 
 def with_noise(
-    spec: RunSpec, task: Any, population: Population, progress: Progress = lambda line: None
-) -> tuple[RunSpec, dict[str, Any]]:
-    """Returns a spec with its bands chosen, and the choice's record.
+    spec: RunSpec, mechanism: Mechanism, task: Any, population: Population, progress: Progress
+) -> Choices:
+    """Returns a spec with its bands chosen, its mechanism, and the choice's record.
 
     Args:
-      spec: Settings of the run.
+      spec: Settings of the run, whose delta is a number.
+      mechanism: Mechanism of the run, from `unscaled`.
       task: Task, read for the shapes of its parameters.
       population: Public facts about the rows.
       progress: Function of one line of text.
-
-    Raises:
-      ValueError: if the sampler does not go with the bands.
     """
-    noise, record = spec.noise, dict[str, Any]()
+    noise, chosen = spec.noise, dict[str, Any]()
     if isinstance(noise, Banded) and noise.bands == "auto":
-        bands, why = _best_bands(spec, task, population, progress)
-        noise, record = Banded(bands), {"bands": bands, "why": why}
-        spec = dataclasses.replace(spec, noise=noise)
-    build_sampler(spec, population)  # refuses a sampler that does not go with the bands
-    if noise.bands == 1:
-        independent = Independent() if isinstance(noise, Banded) else noise
-        return dataclasses.replace(spec, noise=independent), record
-    if isinstance(spec.optimizer, Adam | AdamW):
+        mechanism, why = _best_bands(spec, mechanism, task, population, progress)
+        noise = Banded(mechanism.noise.bands)
+        chosen["noise"] = {"bands": noise.bands, "why": why}
+    if noise.bands == 1 and isinstance(noise, Banded):
+        noise = Independent()
+        mechanism = dataclasses.replace(mechanism, noise=noise)
+    elif noise.bands != 1 and isinstance(spec.optimizer, Adam | AdamW):
         progress(f"note: {ADAM}")
     sampler = with_separation(spec.sampler, noise.bands)
-    return dataclasses.replace(spec, sampler=sampler), record
+    return Choices(dataclasses.replace(spec, noise=noise, sampler=sampler), mechanism, chosen)
 
 
 def _best_bands(
-    spec: RunSpec, task: Any, population: Population, progress: Progress
-) -> tuple[int, str]:
-    """Returns the power of two of bands with the least error, and why.
+    spec: RunSpec, mechanism: Mechanism, task: Any, population: Population, progress: Progress
+) -> tuple[Mechanism, str]:
+    """Returns a mechanism with the power of two of bands of least error, and why.
 
     The error of summed gradients is sigma E(b, N) / (B N) with b bands, N steps, expected batch
     size B, E of `error_of_sums`, and the sigma of the wanted guarantee.
     """
     if not isinstance(spec.optimizer, SGD):
         is_adam = isinstance(spec.optimizer, Adam | AdamW)
-        return 1, ADAM if is_adam else "the error is known for SGD alone"
-    sampler: Any = build_sampler(dataclasses.replace(spec, noise=Independent()), population)
+        return mechanism, ADAM if is_adam else "the error is known for SGD alone"
+    sampler: Any = mechanism.sampler
     cyclic = isinstance(sampler, BallsAndBins | Poisson) and not isinstance(sampler, UserPoisson)
     if cyclic and sampler.cycle_length > 1:
         raise ValueError(
@@ -334,7 +342,7 @@ def _best_bands(
     # Each group needs a batch.
     most = sampler.num_examples // sampler.batch_size if cyclic else sampler.separation
     if most == 1:
-        return 1, f"{SAMPLERS.name_of(type(sampler))} has no minimum separation"
+        return mechanism, f"{SAMPLERS.name_of(type(sampler))} has no minimum separation"
     if cyclic and isinstance(spec.privacy, NoiseMultiplier):
         raise ValueError(
             "bands=auto needs target_epsilon under this sampler, where the cost of a "
@@ -342,20 +350,20 @@ def _best_bands(
         )
     most = min(most, _MOST_BANDS, 1 + _most_vectors(spec, task))
     if most == 1:
-        return 1, "a noise vector of the model takes more than 2 GiB"
-    errors = {}
+        return mechanism, "a noise vector of the model takes more than 2 GiB"
+    tried: list[tuple[float, Mechanism]] = []
     for bands in (2**k for k in range(most.bit_length())):
         progress(f"comparing correlated noise: b = {bands}")
         banded = dataclasses.replace(spec, noise=Banded(bands), l2_clip_norm=1.0)
-        mechanism = resolved(banded, population).mechanism
-        steps = mechanism.sampler.num_steps
-        distance = steps * mechanism.sampler.expected_batch_size
-        errors[bands] = mechanism.noise_multiplier * error_of_sums(bands, steps) / distance
-    best = min(errors, key=errors.__getitem__)
-    if best == 1:
-        return 1, "more bands would need more noise than correlation cancels"
-    ratio = errors[best] / errors[1]
-    return best, f"its error is about {ratio:.2g} times that of independent noise"
+        sampler, sums = build_sampler(banded, population), mechanism.full_sums
+        mechanism = unscaled(banded, sampler, sums)
+        sigma = scaled(banded, mechanism).mechanism.noise_multiplier
+        steps, batch_size = sampler.num_steps, sampler.expected_batch_size
+        tried.append((sigma * error_of_sums(bands, steps) / (steps * batch_size), mechanism))
+    least, best = min(tried, key=lambda candidate: candidate[0])
+    if best is tried[0][1]:
+        return best, "more bands would need more noise than correlation cancels"
+    return best, f"its error is about {least / tried[0][0]:.2g} times that of independent noise"
 
 
 def _most_vectors(spec: RunSpec, task: Any) -> int:

@@ -14,16 +14,14 @@ from typing import Any, Literal
 from accounting import PrivacyProfile, TrialCount
 from dpsgd.core.cost import cost
 from dpsgd.core.noise import Noise
-from dpsgd.core.segments import Segment
 from dpsgd.noise.registry import NOISES
 from dpsgd.runs.job import Job, rows_of
-from dpsgd.runs.mechanism import privacy_with, resolved, unscaled
+from dpsgd.runs.mechanism import privacy_with, resolved
 from dpsgd.runs.plan import check_parts
 from dpsgd.runs.records import to_json
-from dpsgd.runs.resolve import choose, request_of
+from dpsgd.runs.resolve import Choices, choose, request_of
 from dpsgd.runs.spec import (
     REGISTRIES,
-    Lazy,
     NoiseMultiplier,
     NonPrivate,
     RunSpec,
@@ -31,7 +29,7 @@ from dpsgd.runs.spec import (
     config_digest,
 )
 from dpsgd.runs.support import check
-from dpsgd.runs.task import Task, check_task, data_digest, exceptions_of, settled, task_record
+from dpsgd.runs.task import Task, check_task, data_digest, settled, task_record
 from dpsgd.runs.terms import Selection, Terms
 from dpsgd.selection import noise
 from dpsgd.selection.vault import VaultSecret
@@ -92,8 +90,10 @@ class Candidates:
             raise ValueError(
                 "target_delta holds for the whole selection: give all candidates the same"
             )
-        about = dataclasses.replace(self.specs[0], privacy=self._about_a_trial())
-        task, _ = settled(self.task, request_of(about, self.rows[1]))  # one model for all trials
+        population, about = self.rows[1], self._about_a_trial()
+        first = self.specs[0]
+        first = dataclasses.replace(first, privacy=about, delta=first.delta_of(population))
+        task, _ = settled(self.task, request_of(first, population))  # one model for all trials
         object.__setattr__(self, "task", task)
 
     @cached_property
@@ -139,17 +139,12 @@ class Candidates:
         Raises:
           ValueError: If no finite epsilon is certified.
         """
-        population = self.rows[1]
         terms, settings = [], []
         for spec in self._with_noise():
-            run = resolved(spec, population)
-            unit = run.mechanism.sampler.protected_unit(population)
-            digest = config_digest({"task": self.record, **spec.record()})
-            lazy, excepted = isinstance(spec.tables, Lazy), exceptions_of(self.task)
-            about: dict[str, Any] = {"lazy_tables": lazy, "not_covered": excepted}
-            plan = Segment(run.mechanism, unit=unit, **about)
-            terms.append(Terms(plan, run.delta, digest))
-            settings.append(to_json(spec.record()))
+            job, record = self._job(spec), spec.record()
+            digest = config_digest({"task": self.record, **record})
+            terms.append(Terms(job.plan, job.delta, digest))
+            settings.append(to_json(record))
         score = self.score, self.better
         selection = Selection(self.count, tuple(terms), tuple(settings), *score, request)
         epsilon = cost([selection.trials()], terms[0].delta).epsilon
@@ -164,9 +159,8 @@ class Candidates:
           ValueError: If a loss, its parameters or the name of the score is refused.
         """
         scores: dict[str, Any] = {}
-        for spec in self._chosen:
-            sized = dataclasses.replace(spec, privacy=NoiseMultiplier(1.0))
-            job = Job.of_task(self.task, resolved(sized, self.rows[1]), rows=self.rows)
+        for spec, _, _ in self._chosen:
+            job = self._job(dataclasses.replace(spec, privacy=NoiseMultiplier(1.0)))
             job.programs()
             scores = scores or dict(self.task.metrics(job.params))
             if self.score not in scores:
@@ -186,29 +180,31 @@ class Candidates:
             progress(f"auditing candidate {number} of {len(selection.candidates)}")
             spec = spec_of_trial(selection, number - 1)
             check_parts(spec, progress)
-            run = resolved(spec, self.rows[1])
-            job = Job.of_task(self.task, run, rows=self.rows)
+            job = self._job(spec)
             if (job.plan, job.delta) != (terms.plan, terms.delta):
                 raise ValueError(f"candidate {number} would train differently than declared")
             job.audit()
 
+    def _job(self, spec: RunSpec) -> Job:
+        """Returns a trial's job."""
+        return Job.of_task(self.task, resolved(spec, self.rows[1]), rows=self.rows)
+
     @cached_property
-    def _chosen(self) -> list[RunSpec]:
-        """Candidates with all choices made but the noise, for a trial's share of epsilon."""
+    def _chosen(self) -> list[Choices]:
+        """Choices of the candidates, for a trial's share of epsilon."""
         goal = self._about_a_trial()
         specs = self.specs
         if not isinstance(goal, NoiseMultiplier):
             specs = tuple(dataclasses.replace(spec, privacy=goal) for spec in specs)
-        return [choose(spec, self.task, self.rows)[0] for spec in specs]
+        return [choose(spec, self.task, self.rows) for spec in specs]
 
     def _with_noise(self) -> list[RunSpec]:
         """Returns the candidates with all choices made, and noise that meets the target."""
         population, goal = self.rows[1], self.specs[0].privacy
+        specs, mechanisms, _ = zip(*self._chosen, strict=True)
         if isinstance(goal, NoiseMultiplier):
-            return self._chosen
-        specs = self._chosen
+            return list(specs)
         # Candidates that differ only in settings without privacy cost need the same noise.
-        mechanisms = [unscaled(spec, population) for spec in specs]
         kinds = [
             (one.sampler, _cost_class(one.noise, one.sampler), spec.calibration)
             for one, spec in zip(mechanisms, specs, strict=True)
@@ -216,7 +212,6 @@ class Candidates:
         unique = dict(zip(kinds, specs, strict=True))
         # A run's sums after training depend on its noise: search with sums for a similar noise,
         # then raise the noise until the final mechanisms suffice.
-        delta = specs[0].delta_of(population)
         unique_mechanisms = dict(zip(kinds, mechanisms, strict=True)).values()
         privacies = [partial(privacy_with, one) for one in unique_mechanisms]
 
@@ -232,7 +227,7 @@ class Candidates:
 
         assert isinstance(goal, TargetEpsilon), "no candidate is without privacy"
         sigmas = noise.for_epsilon(
-            privacies, self.count, epsilon=goal.epsilon, delta=delta, profiles=profiles
+            privacies, self.count, epsilon=goal.epsilon, delta=specs[0].delta, profiles=profiles
         )
         sigma_of = dict(zip(unique, sigmas, strict=True))
         return [noised(spec, sigma_of[kind]) for spec, kind in zip(specs, kinds, strict=True)]

@@ -30,7 +30,6 @@ from dpsgd.engine.step import BlockInputs, Watch, compiled_block
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.dry_run import Resized, dry_run
 from dpsgd.runs.job import Job
-from dpsgd.runs.mechanism import resolved
 from dpsgd.runs.resolve import resolve
 from dpsgd.runs.task import rows_of
 from experiments.benchmarks.case import Figure, Spent, figure_at, turns
@@ -231,12 +230,13 @@ def audit(
     It compares the program with DP-SGD's definition: a device that fails its checks must not
     train. `tables` is "lazy" or "dense"; an empty `overflow` is the default.
     """
-    spec = run_of(sampler, batch_size, 2, l2_clip_norm=1.0, noise_multiplier=1.0, tables=tables)
+    options: Any = {"noise_multiplier": 1.0, "tables": tables, "calibration": "none"}
+    spec = run_of(sampler, batch_size, 2, l2_clip_norm=1.0, **options)
     if overflow:
         several = dataclasses.replace(spec.sampler, max_batch_size=batch_size, overflow=overflow)
         spec = dataclasses.replace(spec, sampler=several)
     task, checks = ClickModels(MODELS[model], DISPLAY_ADS, 0), list[CheckResult]()
-    run = resolved(spec, Population(rows))
+    run = resolve(spec, task, (task.generated(1), Population(rows)))
     spent = Spent.measure(lambda: checks.extend(coupled(task, run).checks))
     row = figure_at(f"{model}, {sampler}, {rows:,} rows, batch {batch_size:,}")
     yield row("audit, compiling included", spent.cpu_seconds, "CPU s", bar)

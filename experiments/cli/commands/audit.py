@@ -15,11 +15,10 @@ from dpsgd.audit.report import AuditReport
 from dpsgd.engine.queries import refinement_of
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.audit import ROWS, conformance, probe_rows, rule_conformance
-from dpsgd.runs.mechanism import ResolvedRun, resolved
+from dpsgd.runs.mechanism import ResolvedRun
 from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
 from dpsgd.runs.recommendation import RecommendationRequest, Settings
-from dpsgd.runs.resolve import with_noise
-from dpsgd.runs.spec import Lazy
+from dpsgd.runs.resolve import resolve
 from dpsgd.runs.task import Trainable, calibration_of, settled
 from experiments.cli.console import Console
 from experiments.cli.questions.audit import Audit
@@ -36,7 +35,8 @@ def audit(question: Audit) -> int:
     with Console() as console:
         console.progress("starting")
         task = _probed_task(question)
-        run = resolved(with_noise(question.spec, task, population)[0], population)
+        spec = question.spec.but(learning_rate=Settings().learning_rate)
+        run = resolve(spec, task, (task.generated(1), population))
         claimed = _claimed(question, run)
         if not question.black_box:
             report = coupled(task, run, claimed, console.progress)
@@ -95,10 +95,6 @@ def coupled(
     refinement = refinement_of(calibration_of(task), mechanism, spec.calibration)
     progress("compiling and running the program that trains")
     num_steps = mechanism.sampler.num_steps
-    if isinstance(question := spec.tables, Lazy):  # any step sizes: the program is the same
-        tables = replace(question, learning_rate=1.0, momentum=question.momentum or 0.0)
-        spec = replace(spec, tables=tables)
-    spec = spec.but(learning_rate=Settings().learning_rate)
     algorithm = algorithm_of(task.loss, spec, num_steps)
     rows = task.generated(math.prod(mechanism.sampler.clipped_shape))
     state = algorithm.init(task.init(0), mechanism, rows)

@@ -67,7 +67,8 @@ def sgd(**options):
 
 def chosen(spec, task=line, **how):
     """The spec with its choices, and the record of them."""
-    return choose(spec, task, rows_of(task), **how)
+    spec, _, record = choose(spec, task, rows_of(task), **how)
+    return spec, record
 
 
 # --- The support table ---------------------------------------------------------------------------
@@ -505,6 +506,7 @@ CHOICES = {
     "settings": (Recommending(), OPEN),
     "tables": (MANY, config_of(tables="auto")),
     "bands": (line, sgd(sampler=ORDER(**SIZES), bands=4)),
+    "bands of its own": (line, sgd(sampler=ORDER(**SIZES), bands="auto")),
     "calibration": (calibrated, config_of()),
     "nothing": (line, config_of(calibration="none", target_delta=1e-5)),
 }

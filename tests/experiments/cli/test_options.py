@@ -265,7 +265,7 @@ REFUSED = {
     },
     "audit {} " + PLATT: {
         "--black-box": "--black-box audits dense steps alone; leave out --calibration",
-        "--task images": "calibration() of the task offers none",
+        "--task images": "a Images, offers none",
     },
     "calibrate {} --target-epsilon 1 --calibration platt": {
         "sampler:deterministic --num-examples 2000":

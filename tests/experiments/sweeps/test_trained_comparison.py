@@ -39,7 +39,7 @@ def test_compare_trains_each_optimizer_at_the_rate_of_train(optimizer, store):
     task = Clicks(store, model=sweep.task["model"])
     asked = {"target_epsilon": 3.0, "target_delta": 1e-4, "optimizer": optimizer}
     spec = RunSpec.of(SETTINGS["shuffle"](batch_size=40, epochs=1), **asked)
-    trained, _ = choose(spec, task, rows_of(task))
+    trained = choose(spec, task, rows_of(task)).spec
     assert sweep.grid[0].axes["learning_rate"] == trained.optimizer.learning_rate
     assert sweep.grid[0].axes["l2_clip_norm"] == trained.l2_clip_norm
     given = sweep_file(store, POINTS, {**grid, "learning_rate": [0.25]}, 1e-4, 1)
