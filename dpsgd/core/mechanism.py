@@ -196,10 +196,10 @@ class Mechanism:
         largest whose whole run costs at most `epsilon`. Any rule that looks at releases may then
         stop the run early, at no further cost, see `dpsgd.cost`.
 
-        >>> from samplers import Poisson
-        >>> mechanism = Mechanism(Poisson(10_000, batch_size=100), 1.0, l2_clip_norm=1.0)
+        >>> from samplers import Deterministic
+        >>> mechanism = Mechanism(Deterministic(10_000, batch_size=100), 4.0, l2_clip_norm=1.0)
         >>> mechanism.until(epsilon=2.0, delta=1e-5).sampler.epochs
-        12
+        4
 
         Args:
           epsilon: Budget epsilon >= 0.

@@ -22,7 +22,9 @@ from tests.experiments.beam.conftest import (
 )
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(
+    scope="module", params=["criteo-search", pytest.param("criteo-display", marks=pytest.mark.long)]
+)
 def one_process(request, raw_files, tmp_path_factory):
     """A format's name, its files, and the store that one process makes of them."""
     files = raw_files[request.param]
@@ -31,7 +33,6 @@ def one_process(request, raw_files, tmp_path_factory):
     return request.param, files, out
 
 
-@pytest.mark.short("criteo-search-*")
 @pytest.mark.parametrize("range_bytes", [7_000, 1 << 26])
 def test_the_store_is_bit_for_bit_that_of_one_process(one_process, tmp_path, range_bytes):
     name, files, local = one_process
@@ -42,7 +43,6 @@ def test_the_store_is_bit_for_bit_that_of_one_process(one_process, tmp_path, ran
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-@pytest.mark.short("criteo-search")
 def test_gzip_files_and_unterminated_files_are_read_alike(one_process, tmp_path):
     name, files, local = one_process
     changed = [tmp_path / file.name for file in files]
@@ -94,7 +94,6 @@ class Dying(Workers):
                 self.left = 0
 
 
-@pytest.mark.short("criteo-search*")
 def test_workers_that_die_lose_and_double_nothing(one_process, tmp_path, monkeypatch):
     name, files, local = one_process
     workers = Dying(3, monkeypatch)
@@ -139,7 +138,6 @@ def with_faults(files, folder, seed, count):
     return copies, [(copies[f], n + 1) for f, n in bad]
 
 
-@pytest.mark.short("criteo-search*")
 @pytest.mark.parametrize("range_bytes", [9_000, 1 << 26])
 @pytest.mark.parametrize("seed", range(2))
 def test_first_bad_line_of_each_file_is_named(one_process, tmp_path, range_bytes, seed):

@@ -333,14 +333,14 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
 
 
 def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path):
-    """Really full, as far as the process can tell: the kernel refuses files past 1 MB."""
-    synthetic.write_raw(tmp_path / "train.txt", 20_000, 1)
+    """Really full, as far as the process can tell: the kernel refuses files past 50 kB."""
+    synthetic.write_raw(tmp_path / "train.txt", 1_000, 1)
     program = f"""
 import resource, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 from experiments.tasks.clicks.formats import DISPLAY
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:
     DISPLAY.prepare({str(tmp_path / "train.txt")!r}, {str(tmp_path / "s")!r})
 except ValueError as error:
