@@ -17,12 +17,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
+from dpsgd import Run
 from dpsgd.engine.closures import held_arrays, reachable_arrays
 from dpsgd.noise.keys import RootKey
 from experiments.estimators import EXPECTED_FAILED_CHECKS, DPClassifier, DPRegressor
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS
 from experiments.tasks.clicks.task import ClickModels
+from samplers.settings import SETTINGS
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-1, 1, (60, 3))
@@ -112,6 +114,36 @@ def test_a_pickled_model_predicts_and_holds_no_key_or_rows(model, monkeypatch):
 def test_what_is_not_declared_or_does_not_fit_is_refused(given, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         clone(DPClassifier(3.0, **{**PUBLIC, **given})).fit(X, Y)
+
+
+class Created(Exception):
+    """The task and the specification of a run that would begin."""
+
+
+def created(**given):
+    """The task and the specification that an estimator makes of its arguments."""
+
+    def create(*run):
+        raise Created(*run[:2])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "create", create)
+        with pytest.raises(Created) as run:
+            DPClassifier(2.5, **PUBLIC, **given).fit(X, Y)
+    return run.value.args
+
+
+def test_every_argument_reaches_the_run():
+    given = {"delta": 1e-7, "model": "small", "interaction": "dot", "number_transform": "log1p"}
+    options = {"epochs": 3, "batch_size": 7, "l2_clip_norm": 0.25}
+    task, spec = created(**given, sampler="poisson", options=options, random_state=1)
+    asked = {"target_epsilon": 2.5, "target_delta": 1e-7, "l2_clip_norm": 0.25}
+    assert spec.options().items() >= asked.items()
+    assert spec.sampler == SETTINGS["poisson"](batch_size=7, epochs=3)
+    assert task.sizes == replace(PRESETS["small"], interaction="dot")
+    assert (task.schema.transform, task.schema.bounds) == ("log1p", ((-1, 1),) * 3)
+    seeds = [created(random_state=state)[1].init_seed for state in (1, 1, 2)]
+    assert seeds[0] == seeds[1] == spec.init_seed != seeds[2]
 
 
 OF_USERS = {**PUBLIC, "sampler": "user-poisson", "max_contributions": 2, "model": "linear"}

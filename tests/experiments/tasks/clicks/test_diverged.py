@@ -43,7 +43,7 @@ def test_a_diverged_run_finishes_with_undefined_metrics(diverged):
     ("command", "says"),
     {
         "resume": "\nnote: the training diverged: validation_auc, ",
-        "evaluate STORE --split test": "auc: undefined",
+        "evaluate STORE --split test": "error: undefined\nnum_examples: 20\n",
         "export OUT": "",
         "score STORE --split test --out OUT.csv": " rows without a probability (nan)",
         "report --out OUT.html": "",
@@ -65,3 +65,4 @@ def test_every_command_takes_a_diverged_run_and_says_so(
     if name == "score":
         scores = [float(line) for line in (tmp_path / "out.csv").read_text().splitlines()[1:]]
         assert np.isnan(scores).any()
+        assert len(scores) == 20  # of the test split
