@@ -216,26 +216,6 @@ def dpsgd(
     return Algorithm(loss_fn, clipping, optimizer, clipped_sum, _Update(optimizer), lazy)
 
 
-def with_loss(algorithm: Algorithm, loss_fn: LossFn) -> Algorithm:
-    """Returns an algorithm of dense parameters with another per-example loss.
-
-    Args:
-      algorithm: Algorithm from `dpsgd`, without lazy tables.
-      loss_fn: Pure function (params, example), or (params, example, key), to a scalar loss.
-
-    Raises:
-      ValueError: If the algorithm has lazy tables, or its functions were replaced.
-    """
-    clipped_sum = algorithm.clipped_sum
-    if algorithm.lazy or not isinstance(clipped_sum, ClippedSum):
-        raise ValueError(
-            "the loss of an algorithm with tables or a custom clipped_sum cannot be replaced"
-        )
-    loss_fn = Loss(loss_fn, algorithm.foreign_calls)
-    clipped_sum = ClippedSum(loss_fn, clipped_sum.clipping, clipped_sum.microbatch_size)
-    return algorithm._replace(loss_fn=loss_fn, clipped_sum=clipped_sum)
-
-
 def _takes_batch(loss_fn: LossFn, params: PyTree, example: PyTree) -> bool:
     """Returns True if a loss takes a batch: it is defined for examples with one more axis."""
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((7, *x.shape), x.dtype), example)

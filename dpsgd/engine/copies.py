@@ -98,18 +98,21 @@ def on_one_device(tree: PyTree) -> PyTree:
     return jax.tree.map(leaf, tree)
 
 
+_WIDE = np.float64, np.int64, np.uint64
+"""Types of 64 bits, which JAX narrows."""
+
+
 def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
     """Returns an array of 32 bits with a sharding, copied unless it already is one."""
-    narrow = leaf.dtype not in (np.float64, np.int64, np.uint64)
-    there = isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
-    if there and narrow:
+    is_narrow, is_array = leaf.dtype not in _WIDE, isinstance(leaf, jax.Array)
+    if is_narrow and is_array and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
         return leaf
-    if isinstance(leaf, jax.Array) and _is_key(leaf):
+    if is_array and _is_key(leaf):
         words = placed(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
     # Via the host: an array that is put where it already lies would share its buffer. Of arrays in
     # files, each process reads only the pieces of its devices.
-    in_files = not isinstance(leaf, jax.Array) and hasattr(leaf, "pieces")
+    in_files = not is_array and hasattr(leaf, "pieces")
     array = leaf if in_files else np.asarray(leaf)
     with in_32_bits():
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)

@@ -12,9 +12,10 @@ from jax import Array
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from dpsgd.engine.algorithm import Algorithm, with_loss
+from dpsgd.engine.algorithm import Algorithm
+from dpsgd.gradients.clipping import ClippedSum
 from dpsgd.gradients.frozen import named_leaves, stopped
-from dpsgd.gradients.losses import takes_key
+from dpsgd.gradients.losses import Loss, takes_key
 from dpsgd.gradients.rows import RowLoss
 
 PyTree = Any
@@ -152,6 +153,13 @@ def bind_module(algorithm: Algorithm, module: nnx.Module) -> Binding:
     """
     params, run = _split(module, None)
     module_loss: Any = algorithm.loss_fn
+    clipped_sum = algorithm.clipped_sum
+    if algorithm.lazy or not isinstance(clipped_sum, ClippedSum):
+        raise ValueError(
+            f"params is the module {type(module).__name__}, but the loss of an algorithm with "
+            "tables or a custom clipped_sum cannot be replaced: pass the parameters of "
+            "split_module(module) or module_with_rows(module, loss)"
+        )
 
     def loss(params: PyTree, example: PyTree) -> Any:
         return run(params, lambda module: module_loss(module, example), None)
@@ -159,13 +167,9 @@ def bind_module(algorithm: Algorithm, module: nnx.Module) -> Binding:
     def loss_with_key(params: PyTree, example: PyTree, key: Array) -> Any:
         return run(params, lambda module: module_loss(module, example, key), key)
 
-    try:
-        algorithm = with_loss(algorithm, loss_with_key if algorithm.takes_key else loss)
-    except ValueError as error:
-        raise ValueError(
-            f"params is the module {type(module).__name__}, but {error}: pass the parameters of "
-            "split_module(module) or module_with_rows(module, loss)"
-        ) from None
+    loss_fn = Loss(loss_with_key if algorithm.takes_key else loss, algorithm.foreign_calls)
+    clipped_sum = ClippedSum(loss_fn, clipped_sum.clipping, clipped_sum.microbatch_size)
+    algorithm = algorithm._replace(loss_fn=loss_fn, clipped_sum=clipped_sum)
 
     def store(params: PyTree, module: Any = module) -> nnx.Module:
         nnx.update(module, params)

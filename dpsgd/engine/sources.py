@@ -110,17 +110,13 @@ _READERS: dict[str, Callable[[Any, str, np.ndarray], Any]] = {
 """Functions of a table, a column's name and indices that return an array, by library."""
 
 
-class SourceError(ValueError):
-    """Error of a row source that does not return the requested rows."""
-
-
 class _Reader:
     """Reads rows of a source, and checks them."""
 
     def __init__(self, source: RowSource) -> None:
         self.source, self.length = source, len(source)
         if self.length < 1:
-            raise SourceError("data is a RowSource without rows")
+            raise ValueError("data is a RowSource without rows")
         columns, self.structure = _columns(source.take(np.arange(1)), "data.take")
         self.paths = list(columns)
         self.shapes = [(leaf.shape[1:], leaf.dtype) for leaf in columns.values()]
@@ -129,7 +125,7 @@ class _Reader:
         for k, index in enumerate(indices):
             for column, row in zip(together, self._take(indices[k : k + 1]), strict=True):
                 if column.dtype != object and column[k].tobytes() != row[0].tobytes():
-                    raise SourceError(
+                    raise ValueError(
                         f"data.take returned different rows for index {index} alone and within the "
                         f"indices {indices.tolist()}; return rows in the order of the indices"
                     )
@@ -144,9 +140,9 @@ class _Reader:
         try:
             rows, length = self.source.take(indices), len(self.source)
         except Exception as error:
-            raise SourceError(f"{place} failed: {type(error).__name__}: {error}") from error
+            raise ValueError(f"{place} failed: {type(error).__name__}: {error}") from error
         if length != self.length:
-            raise SourceError(f"data has {length} rows, {self.length} before {place}")
+            raise ValueError(f"data has {length} rows, {self.length} before {place}")
         columns, structure = _columns(rows, place)
         if structure != self.structure:
             lacks = [path for path in self.paths if path not in columns]
@@ -154,11 +150,11 @@ class _Reader:
             said = [f"without {', '.join(lacks)}"] * bool(lacks)
             said += [f"with {', '.join(added)}"] * bool(added)
             difference = " and ".join(said) or "in another tree structure"
-            raise SourceError(f"{place} returned columns {difference}, unlike before")
+            raise ValueError(f"{place} returned columns {difference}, unlike before")
         leaves = list(columns.values())
         for leaf, (shape, dtype) in zip(leaves, self.shapes, strict=True):
             if leaf.shape != (len(indices), *shape) or leaf.dtype != dtype:
-                raise SourceError(
+                raise ValueError(
                     f"{place} returned {leaf.dtype}{list(leaf.shape)} in place of "
                     f"{dtype}{[len(indices), *shape]}"
                 )
@@ -171,7 +167,7 @@ def _columns(rows: PyTree, place: str) -> tuple[dict[str, np.ndarray], Any]:
     columns = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
     for path, leaf in columns.items():
         if np.ndim(leaf) == 0:  # e.g. an item of a list
-            raise SourceError(
+            raise ValueError(
                 f"{place} returned a value of type {type(leaf).__name__} at {path or 'its root'}; "
                 "return arrays with one row per index"
             )
@@ -228,7 +224,7 @@ def columns_of_source(data: Any) -> PyTree:
       data: `RowSource`, table of Arrow, pandas or polars, or a pytree of arrays.
 
     Raises:
-      SourceError: If the source has no rows.
+      ValueError: If the source has no rows.
     """
     if type(data).__module__.partition(".")[0] in _READERS:
         data = row_source(data)

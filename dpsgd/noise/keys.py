@@ -7,7 +7,6 @@ Derivation and secrecy: docs/explanation/keys-of-a-process.md.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import sys
 from collections.abc import Callable
@@ -143,16 +142,6 @@ class RootKey:
                 f"process {os.getpid()} was forked from {self._process}, which drew this root, and "
                 "both would have the same noise; begin the run after the fork"
             )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RootKey):
-            return NotImplemented
-        same = hmac.compare_digest(self._secret, other._secret)
-        return same and self._insecure == other._insecure
-
-    # Equal keys must hash equally, but a hash value may be printed: it tells the kind alone.
-    def __hash__(self) -> int:
-        return hash((RootKey, self._insecure))
 
     def __repr__(self) -> str:
         return f"RootKey(<secret>, insecure={self._insecure})"

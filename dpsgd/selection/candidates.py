@@ -124,10 +124,6 @@ class Candidates:
             "data": secret.blind(self.data) if secret else self.data,
         }
 
-    def declared(self, secret: VaultSecret) -> Selection:
-        """Returns the declared selection, with digests of its data."""
-        return self.planned(self.request(secret))
-
     def planned(self, request: Mapping[str, Any]) -> Selection:
         """Returns the selection with the noise of each candidate.
 

@@ -121,7 +121,7 @@ def _begin(wanted: Candidates, folder: RunDirectory, progress: Callable[[str], N
     wanted.check_programs()
     progress("finding the noise for the target epsilon")
     secret = VaultSecret.generate()
-    selection = wanted.declared(secret)
+    selection = wanted.planned(wanted.request(secret))
     wanted.rehearse(selection, progress)
     with RunDirectory.create(folder.path) as directory:
         body = {"selection": selection.record(), **price_of(selection)}

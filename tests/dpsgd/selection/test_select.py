@@ -315,7 +315,7 @@ REFUSED = [
 def test_impossible_selections_are_refused_before_noise_search(
     asked, message, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Candidates, "declared", lambda *_: pytest.fail("noise was searched"))
+    monkeypatch.setattr(Candidates, "planned", lambda *_: pytest.fail("noise was searched"))
     with pytest.raises((ValueError, TypeError), match=message):
         select(tmp_path / "out", **asked)
     assert not list(tmp_path.iterdir())
@@ -520,7 +520,7 @@ def test_a_trial_is_calibrated_and_the_whole_counts_it():
     config = candidate(noise_multiplier=None, target_epsilon=8.0)
     with few_rows_are_calibrated():
         asked = Candidates(calibrated, None, (config,), SCORE, "lower", COUNT)
-        selection = asked.declared(VaultSecret.generate())
+        selection = asked.planned({})
         (terms,) = selection.candidates
         assert terms.mechanism == resolved(spec_of_trial(selection, 0), asked.rows[1]).mechanism
     assert terms.mechanism.full_sums == SUMS
@@ -544,7 +544,7 @@ def test_each_trial_has_the_noise_that_it_needs(kinds, same):
     wanted = {"noise_multiplier": None, "target_epsilon": 8.0}
     configs = [candidate(**{"sampler": ORDER, **wanted, **kind}, optimizer="sgd") for kind in kinds]
     asked = Candidates(line, None, tuple(configs), SCORE, "lower", COUNT)
-    selection = asked.declared(VaultSecret.generate())
+    selection = asked.planned({})
     mechanisms = [terms.mechanism for terms in selection.candidates]
     trials = (spec_of_trial(selection, number) for number in range(len(kinds)))
     assert mechanisms == [resolved(trial, asked.rows[1]).mechanism for trial in trials]
