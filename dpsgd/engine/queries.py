@@ -24,7 +24,7 @@ from dpsgd.engine.copies import hosted, on_one_device
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import columns_of, train_blocks
 from dpsgd.engine.placement import Placement
-from dpsgd.engine.programs import compiled, in_32_bits, put_on_device
+from dpsgd.engine.programs import compiled, in_32_bits, put_on_device, shapes_of_rows
 from dpsgd.engine.sources import take_rows
 from dpsgd.gradients.isolation import isolated
 from dpsgd.noise.keys import Keys
@@ -125,7 +125,7 @@ class SumsRun(NamedTuple):
     def layout(self) -> Layout:
         """Layout of the run's blocks."""
         n = self.mechanism.sampler.num_examples
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), self.rows)
+        rows = shapes_of_rows(self.rows, n)
         return Layout.choose(self.mechanism.sampler, rows, placement=self.placement)
 
     def program(self) -> jax.stages.Compiled:
@@ -163,8 +163,7 @@ def sums_run(
     rows = read_rows(refinement, params, data)
     with in_32_bits():
         start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), refinement.start())
-        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
-        vector = jax.eval_shape(refinement.statistic, start, row)
+        vector = jax.eval_shape(refinement.statistic, start, shapes_of_rows(rows))
         if not isinstance(vector, jax.ShapeDtypeStruct) or len(vector.shape) != 1:
             raise ValueError(f"a row's statistic must be a vector, float32[d], got {vector}")
         # "state" has no path to the loss; the update folds into it.
@@ -233,10 +232,9 @@ def read_rows(refinement: Refinement, params: PyTree, data: PyTree) -> PyTree:
     """
     columns = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
     count = len(jax.tree.leaves(columns)[0])
-    examples = put_on_device(take_rows(columns, slice(1)))
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
     with in_32_bits():
-        trace, shapes = jax.make_jaxpr(refinement.reads, return_shape=True)(params, like)
+        read_one = jax.make_jaxpr(refinement.reads, return_shape=True)
+        trace, shapes = read_one(params, shapes_of_rows(columns))
     intermediates = [v.aval for equation in trace.jaxpr.eqns for v in equation.outvars]
     size = sum(math.prod(x.shape) * x.dtype.itemsize for x in intermediates if hasattr(x, "shape"))
     size = max(1, min(count, _READ_ROWS, _READ_BYTES // max(1, size)))
@@ -252,8 +250,8 @@ def read_rows(refinement: Refinement, params: PyTree, data: PyTree) -> PyTree:
 
 
 def _read(refinement: Refinement, params: PyTree, part: PyTree) -> PyTree:
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), part)
-    return jax.vmap(isolated(refinement.reads, params, example), (None, 0))(params, part)
+    reads = isolated(refinement.reads, params, shapes_of_rows(part))
+    return jax.vmap(reads, (None, 0))(params, part)
 
 
 def _applied(refinement: Refinement, params: PyTree, state: PyTree) -> Refined:

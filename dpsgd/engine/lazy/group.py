@@ -319,9 +319,9 @@ class LazyRows:
     def _places(self, view: View, shapes: PyTree) -> dict[str, jax.Array]:
         """Returns the rows that each example reads, int32 [B, ...] by table name."""
         examples = loss_rows(view.batch, next(iter(view.keys), None), takes_key(self.loss_fn))
-        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), view.batch)
         declared = declared_rows(self.loss_fn)
         assert declared is not None
+        example = shapes_of_rows(view.batch)
         return dict(jax.vmap(traced_places(declared, self.loss_fn, shapes, example))(examples))
 
     def update(
