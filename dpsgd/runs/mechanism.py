@@ -23,9 +23,6 @@ from dpsgd.runs.support import conflict_of, with_separation
 from samplers import BatchSampler, Population
 from samplers.settings import SAMPLERS, SamplerSettings
 
-Goal = NoiseMultiplier | TargetEpsilon
-"""Privacy options of a run with noise."""
-
 _ABOUT = 0.05
 """Tolerance of the epsilon that determines the noise of calibration sums."""
 
@@ -153,7 +150,9 @@ def privacy_with(mechanism: Mechanism, noise_multiplier: float) -> PrivacyProfil
 
 
 @functools.lru_cache
-def _smallest_noise(goal: Goal, delta: float, mechanism: Mechanism) -> float:
+def _smallest_noise(
+    goal: NoiseMultiplier | TargetEpsilon, delta: float, mechanism: Mechanism
+) -> float:
     """Returns the smallest sufficient noise multiplier, cached for equal runs."""
     if isinstance(goal, NoiseMultiplier):
         return goal.noise_multiplier

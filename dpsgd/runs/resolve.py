@@ -291,8 +291,8 @@ def _check_rescaled(spec: RunSpec, task: Any) -> None:
     params = jax.eval_shape(lambda: task.init(spec.init_seed))
     refinement, trained = task.calibration(), matching_leaves(params, spec.train)
     applied = jax.make_jaxpr(lambda p: refinement.apply(p, refinement.start()))(params).jaxpr
-    for k, (before, after) in enumerate(zip(applied.invars, applied.outvars, strict=True)):
-        if before is not after and k not in trained:
+    for k, (x, y) in enumerate(zip(applied.invars, applied.outvars, strict=True)):
+        if x is not y and k not in trained:
             raise ValueError(f"it would rescale {leaf_names(params)[k]}, which train freezes")
 
 

@@ -90,10 +90,8 @@ class Candidates:
             raise ValueError(
                 "target_delta holds for the whole selection: give all candidates the same"
             )
-        population, about = self.rows[1], self._about_a_trial()
-        first = self.specs[0]
-        first = dataclasses.replace(first, privacy=about, delta=first.delta_of(population))
-        task, _ = settled(self.task, request_of(first, population))  # one model for all trials
+        request = request_of(self._trials[0], self.rows[1])
+        task, _ = settled(self.task, request)  # one model for all trials
         object.__setattr__(self, "task", task)
 
     @cached_property
@@ -187,12 +185,8 @@ class Candidates:
 
     @cached_property
     def _chosen(self) -> list[Choices]:
-        """Choices of the candidates, for a trial's share of epsilon."""
-        goal = self._about_a_trial()
-        specs = self.specs
-        if not isinstance(goal, NoiseMultiplier):
-            specs = tuple(dataclasses.replace(spec, privacy=goal) for spec in specs)
-        return [choose(spec, self.task, self.rows) for spec in specs]
+        """Choices of the candidates."""
+        return [choose(spec, self.task, self.rows) for spec in self._trials]
 
     def _with_noise(self) -> list[RunSpec]:
         """Returns the candidates with all choices made, and noise that meets the target."""
@@ -202,14 +196,14 @@ class Candidates:
             return list(specs)
         # Candidates that differ only in settings without privacy cost need the same noise.
         kinds = [
-            (one.sampler, _cost_class(one.noise, one.sampler), spec.calibration)
-            for one, spec in zip(mechanisms, specs, strict=True)
+            (run.sampler, _cost_class(run.noise, run.sampler), spec.calibration)
+            for run, spec in zip(mechanisms, specs, strict=True)
         ]
         unique = dict(zip(kinds, specs, strict=True))
         # A run's sums after training depend on its noise: search with sums for a similar noise,
         # then raise the noise until the final mechanisms suffice.
         unique_mechanisms = dict(zip(kinds, mechanisms, strict=True)).values()
-        privacies = [partial(privacy_with, one) for one in unique_mechanisms]
+        privacies = [partial(privacy_with, mechanism) for mechanism in unique_mechanisms]
 
         def noised(spec: RunSpec, sigma: float) -> RunSpec:
             return dataclasses.replace(spec, privacy=NoiseMultiplier(sigma))
@@ -228,12 +222,17 @@ class Candidates:
         sigma_of = dict(zip(unique, sigmas, strict=True))
         return [noised(spec, sigma_of[kind]) for spec, kind in zip(specs, kinds, strict=True)]
 
-    def _about_a_trial(self) -> Any:
-        """Returns an approximate privacy goal of one trial, for choices before the noise."""
-        goal = self.specs[0].privacy
-        if isinstance(goal, TargetEpsilon):
-            return TargetEpsilon(_SHARE * goal.epsilon)
-        return goal
+    @cached_property
+    def _trials(self) -> tuple[RunSpec, ...]:
+        """Candidates with a trial's approximate share of epsilon, for choices before the noise."""
+        goal, population = self.specs[0].privacy, self.rows[1]
+        share = TargetEpsilon(_SHARE * goal.epsilon) if isinstance(goal, TargetEpsilon) else None
+        return tuple(
+            dataclasses.replace(
+                spec, privacy=share or spec.privacy, delta=spec.delta_of(population)
+            )
+            for spec in self.specs
+        )
 
 
 def spec_of_trial(selection: Selection, number: int) -> RunSpec:
