@@ -234,7 +234,7 @@ def faulty(noise, add):
         return add(noise, *arguments)
 
     kind = dataclass(frozen=True)(type("Faulty", (type(noise),), {"add": planted, "__doc__": ""}))
-    return kind(**noise.describe())
+    return kind(**vars(noise))
 
 
 def at_step_9(change):
