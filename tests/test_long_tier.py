@@ -59,7 +59,7 @@ def ran(folder, text, *options):
 @pytest.mark.parametrize(
     ("text", "begin", "expected"),
     [
-        (SLOW, 0, (0, "1 passed, 2 skipped")),
+        pytest.param(SLOW, 0, (0, "1 passed, 2 skipped"), marks=pytest.mark.long),
         (WRAPPED, 0, (0, "1 passed, 2 skipped")),
         (SLOW, 2, (0, "2 passed, 1 skipped")),  # the third and the first
         (BROKEN, 0, (1, "1 failed, 2 passed")),

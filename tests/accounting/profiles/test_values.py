@@ -276,8 +276,9 @@ def test_lower_end_of_shuffling_is_of_a_pair_or_of_redrawn_bins():
     assert shuffle.epsilon(1e-3).lower <= max(redrawn, event) + 1e-3 < fixed
 
 
+@pytest.mark.short("2-1", "10-3")
 @pytest.mark.parametrize("epochs", [1, 3])
-@pytest.mark.parametrize("steps", [2, 10, long(100)])
+@pytest.mark.parametrize("steps", [2, 10, 100])
 def test_bins_cost_at_most_shuffling_and_that_a_known_order(steps, epochs):
     for sigma, delta in itertools.product([0.5, 2.5], [1e-4, 1e-8]):
         bins, shuffled, known = (

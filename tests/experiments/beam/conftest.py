@@ -24,9 +24,11 @@ def raw_files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("raw")
     files = {}
     for name in FORMATS:
+        synthetic.write_raw(folder / name, 551, seed=0, log=synthetic.LOGS[name])
+        lines = (folder / name).read_bytes().splitlines(keepends=True)
         files[name] = [folder / f"{name}-{number}.txt" for number in range(3)]
-        for seed, (path, rows) in enumerate(zip(files[name], (400, 1, 150), strict=True)):
-            synthetic.write_raw(path, rows, seed=seed, log=synthetic.LOGS[name])
+        for path, start, stop in zip(files[name], (0, 400, 401), (400, 401, 551), strict=True):
+            path.write_bytes(b"".join(lines[start:stop]))
     return files
 
 

@@ -155,8 +155,8 @@ def test_recorded_cells_are_never_worse_at_a_small_delta():
         assert len(row["signs"]) == len(never_worse.EPSILONS)
         for low, high, poisson_low, poisson_high in row.get("bounds", {}).values():
             assert 0.034 < poisson_low <= poisson_high < low <= high
-    job = {"panel": "", "batch_size": 65_536, "steps": 195, "sigma": 0.35, "epochs": 5}
-    points, recorded = never_worse.compute(job), rows["195 0.35 5"]
+    job = {"panel": "", "batch_size": 65_536, "steps": 195, "sigma": 0.6, "epochs": 5}
+    points, recorded = never_worse.compute(job), rows["195 0.6 5"]
     assert "".join(point["sign"] for point in points) == recorded["signs"]
     ends = ("lower", "upper", "poisson_lower", "poisson_upper")
     for point in points:

@@ -317,6 +317,9 @@ def test_a_folder_that_holds_another_run_is_left_alone(tmp_path, in_this_process
         with pytest.raises(ValueError, match=f"another .*{setting}"):
             engine.run_sweep(sweep_of(tmp_path, text), None, out)
     assert finished(out) == before
+    (out / engine.ASKED).write_text(changed["init_seed"])
+    with pytest.raises(ValueError, match="another init_seed"):
+        engine.read(out)
 
 
 def test_runs_resume_from_their_initial_model_alone(tmp_path, in_this_process, monkeypatch):

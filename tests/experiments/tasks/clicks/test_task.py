@@ -116,7 +116,7 @@ def test_loss_prediction_and_metrics_are_of_one_model(task):
     assert metrics["validation_auc"] == again["auc"]
 
 
-@pytest.mark.short("linear", "small", "wide*")
+@pytest.mark.short("linear", "small", "wide-and-deep")
 def test_calibration_scales_and_shifts_the_logit(of_any_model):
     (task, params), rows = of_any_model, of_any_model[0].columns()
     fitted = task.calibration()
@@ -147,7 +147,7 @@ def interacting(kind, x, embeddings, numbers, leaf):
     return x
 
 
-@pytest.mark.short("*-log1p", "linear-*")
+@pytest.mark.short("*-log1p", "linear-none", "linear-both")
 @pytest.mark.parametrize("transform", ["log1p", "none", "both"])
 def test_predictions_are_those_of_the_model_written_out_in_numpy(of_any_model, transform):
     of_store, sizes = of_any_model[0], of_any_model[0].sizes
