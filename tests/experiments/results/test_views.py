@@ -282,7 +282,10 @@ def test_another_metric_of_the_task_can_be_put_first(summary_of):
         return error(run, metric) if metric == "test_error" else 1 - error(run, metric)
 
     named = {"metrics": ("test_error", "test_gain"), "task": LINE, "headline": "test_gain"}
-    (panel,) = summary_of(scored, PRIVACY, **named, better="higher").views
+    asked = summary_of(scored, PRIVACY, **named, better="higher")
+    assert asked.showing("test_error", None).headline == Headline("test_error", "lower")
+    assert asked.showing(None, "lower").headline == Headline("test_gain", "lower")
+    (panel,) = asked.views
     assert "test gain" in panel.tables()
     assert all(": poisson (" in line for line in panel.verdicts())
     # Which of its values are better is not what the task said of its own metric.
