@@ -298,7 +298,8 @@ class _WorstPair(NamedTuple):
         check_grid(top, step, top / step + 1.0)
         count = math.ceil(top / step) + 1
         log_excess = np.log(np.expm1(step * np.arange(1, count)))
-        inner = solve_increasing(self.log_excess, log_excess, low, high)
+        farthest = p.reach(1e-300)[1]  # the last grid point may lie beyond `high`
+        inner = solve_increasing(self.log_excess, log_excess, low, farthest)
         edges = np.concatenate([[low], inner, [math.inf]])
         with_x, without_x = p.masses(edges), q.masses(edges)
         above = log_mean_above(0, step, with_x, without_x)

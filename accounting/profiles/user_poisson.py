@@ -158,7 +158,8 @@ class UserPoissonProfile(RepeatedProfile):
         first = math.floor(bottom / step)
         bounded = float(mixture.means[0]) == 0.0 and float(log_weights[0]) >= first * step
         inner = np.arange(first + 1, math.ceil(top / step) + 1)
-        edges = solve_increasing(log_ratio, step * inner.astype(float), low, high)
+        farthest = mixture.reach(1e-300)[1]  # the last grid point may lie beyond `high`
+        edges = solve_increasing(log_ratio, step * inner.astype(float), low, farthest)
         edges = np.concatenate([[-math.inf], edges, [math.inf]])
         # Logarithms of ratios are summed from the mode on, each with a few roundings of its parts.
         logs = 2.0 * math.log(self.max_contributions) - math.log(self.sampling_prob)

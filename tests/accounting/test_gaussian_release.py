@@ -9,7 +9,7 @@ import pytest
 
 from accounting import BallsAndBinsProfile, Bound, GaussianProfile, PrivacyProfile
 from accounting.profile import UpperEnd
-from accounting.releases import with_gaussian_release
+from accounting.releases import EnvelopeProfile, with_gaussian_release
 
 DELTA = 1e-5
 
@@ -66,3 +66,10 @@ def test_an_estimate_is_not_composed():
     for question, at in ((product.epsilon, DELTA), (product.delta, 1.0)):
         with pytest.raises(ValueError, match="must be proved"):
             question(at)
+
+
+@pytest.mark.parametrize("profiles", [(2.0, 1.0), (1.0, 2.0)])
+def test_an_envelope_adds_the_release_to_each_profile(profiles):
+    envelope = EnvelopeProfile(tuple(map(GaussianProfile, profiles)))
+    both = GaussianProfile(0.5**0.5).delta(1.0).lower
+    assert with_gaussian_release(envelope, 1.0).delta(1.0).upper >= both * (1.0 - 1e-12)

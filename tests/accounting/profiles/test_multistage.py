@@ -71,6 +71,13 @@ def proved(draws, sizes, sigma):
     return glued, minorant
 
 
+def test_the_curve_is_bounded_up_to_the_end_of_a_coarse_grid():
+    profile = MultistageProfile(1.2, 1, (1, 2), (2, 3))
+    ratio = profile.upper_ratio(0.02, tail=0.01)
+    for epsilon in np.linspace(0.005, 4.0, 200):
+        assert ratio.remove(epsilon) >= profile.divergence(math.exp(epsilon)) * (1.0 - 1e-9)
+
+
 def random_pair(rng):
     """A tree, its draws, gradients in [-1, 1] and the protected leaf."""
     stages = int(rng.integers(1, 3))
