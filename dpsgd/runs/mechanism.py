@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from accounting import Bound, PrivacyProfile, calibrate
 from accounting.profile import EPSILON_TOLERANCE
@@ -46,6 +46,17 @@ class ResolvedRun:
     mechanism: Mechanism
     delta: float
     chosen: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Choices(NamedTuple):
+    """All choices of a run but the size of its noise."""
+
+    spec: RunSpec
+    """Settings, of which only the noise multiplier may be open."""
+    mechanism: Mechanism
+    """Mechanism of the run, from `unscaled`."""
+    chosen: dict[str, Any]
+    """Choices and reasons, see `ResolvedRun.chosen`."""
 
 
 def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:

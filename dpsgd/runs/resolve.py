@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from accounting.records import named
 from dpsgd.core.mechanism import Mechanism
@@ -18,6 +18,7 @@ from dpsgd.core.noise import Independent
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.correlated import error_of_sums
 from dpsgd.runs.mechanism import (
+    Choices,
     ResolvedRun,
     build_sampler,
     full_sums,
@@ -68,17 +69,6 @@ _MOST_BANDS = 1024
 _FLUSH_STEPS = 20 / 3
 """Flush interval in steps, per ratio of table rows to rows looked up in a step. A step takes at
 least 3 times longer per row than a flush, so flushes take at most 1/20 of the time."""
-
-
-class Choices(NamedTuple):
-    """All choices of a run but the size of its noise."""
-
-    spec: RunSpec
-    """Settings, of which only the noise multiplier may be open."""
-    mechanism: Mechanism
-    """Mechanism of the run, from `unscaled`."""
-    chosen: dict[str, Any]
-    """Choices and reasons, see `ResolvedRun.chosen`."""
 
 
 def resolve(
@@ -286,10 +276,9 @@ def _check_rescaled(spec: RunSpec, task: Any) -> None:
         return
     import jax
 
-    from dpsgd.gradients.frozen import leaf_names, matching_leaves
+    from dpsgd.gradients.frozen import leaf_names
 
-    params = jax.eval_shape(lambda: task.init(spec.init_seed))
-    refinement, trained = task.calibration(), matching_leaves(params, spec.train)
+    refinement, (params, trained) = task.calibration(), _parameters(spec, task)
     applied = jax.make_jaxpr(lambda p: refinement.apply(p, refinement.start()))(params).jaxpr
     for k, (x, y) in enumerate(zip(applied.invars, applied.outvars, strict=True)):
         if x is not y and k not in trained:
@@ -348,7 +337,8 @@ def _best_bands(
             "bands=auto needs target_epsilon under this sampler, where the cost of a "
             "noise_multiplier depends on bands: give target_epsilon or bands"
         )
-    most = min(most, _MOST_BANDS, 1 + _most_vectors(spec, task))
+    size = sum(leaf.size for leaf in _parameters(spec, task)[1].values())
+    most = min(most, _MOST_BANDS, 1 + 2**29 // size)  # vectors of noise in 2 GiB
     if most == 1:
         return mechanism, "a noise vector of the model takes more than 2 GiB"
     tried: list[tuple[float, Mechanism]] = []
@@ -366,15 +356,15 @@ def _best_bands(
     return best, f"its error is about {least / tried[0][0]:.2g} times that of independent noise"
 
 
-def _most_vectors(spec: RunSpec, task: Any) -> int:
-    """Returns how many noise vectors of the trained parameters 2 GiB hold."""
+def _parameters(spec: RunSpec, task: Any) -> tuple[Any, dict[int, Any]]:
+    """Returns shapes of all parameters, and those of the trained ones by index of the leaf."""
     import jax
 
     from dpsgd.gradients.frozen import matching_leaves
 
     params = jax.eval_shape(lambda: task.init(spec.init_seed))
-    trained = matching_leaves(params, spec.train or "")
-    return 2**29 // sum(x.size for k, x in enumerate(jax.tree.leaves(params)) if k in trained)
+    leaves = jax.tree.leaves(params)
+    return params, {k: leaves[k] for k in matching_leaves(params, spec.train or "")}
 
 
 def differing(requested: RunSpec, resolved_spec: RunSpec) -> list[str]:

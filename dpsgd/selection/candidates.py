@@ -16,10 +16,10 @@ from dpsgd.core.cost import cost
 from dpsgd.core.noise import Noise
 from dpsgd.noise.registry import NOISES
 from dpsgd.runs.job import Job, rows_of
-from dpsgd.runs.mechanism import privacy_with, resolved
+from dpsgd.runs.mechanism import Choices, privacy_with, resolved
 from dpsgd.runs.plan import check_parts
 from dpsgd.runs.records import to_json
-from dpsgd.runs.resolve import Choices, choose, request_of
+from dpsgd.runs.resolve import choose, request_of
 from dpsgd.runs.spec import (
     REGISTRIES,
     NoiseMultiplier,
