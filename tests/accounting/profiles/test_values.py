@@ -169,6 +169,8 @@ EQUAL = [
         for sigma in (0.7, 2.0)
         for sizes in ((10,), (4, 5))
     ),
+    # A stage of one unit is none.
+    (MultistageProfile(2.0, 1, (1, 1, 3), (4, 1, 6)), MultistageProfile(2.0, 1, (1, 3), (4, 6))),
     (
         functools.reduce(with_gaussian_release, [6.0] * 4, RUN),
         with_gaussian_release(RUN, 3.0),
