@@ -145,8 +145,8 @@ def unscaled(spec: RunSpec, sampler: BatchSampler, sums: FullSums | None) -> Mec
 def privacy_with(mechanism: Mechanism, noise_multiplier: float) -> PrivacyProfile:
     """Returns the privacy profile of a mechanism under another noise multiplier.
 
-    >>> from samplers import Poisson
-    >>> mechanism = Mechanism(Poisson(10_000, batch_size=100), 1.0, 1.0)
+    >>> from samplers import Deterministic
+    >>> mechanism = Mechanism(Deterministic(10_000, batch_size=100), 1.0, 1.0)
     >>> epsilons = [privacy_with(mechanism, sigma).epsilon(1e-5).upper for sigma in (1.0, 2.0)]
     >>> epsilons[0] > epsilons[1]
     True
