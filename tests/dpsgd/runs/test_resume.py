@@ -215,12 +215,12 @@ def test_correlated_noise_restarts_only_in_a_new_attempt(tmp_path, monkeypatch):
     )
     # A process that dies before anything is saved begins as the one before it.
     with monkeypatch.context() as patch:
-        patch.setattr(job.Training, "train", stop_there)
+        patch.setattr("dpsgd.engine.loop.keys_of", stop_there)
         with pytest.raises(KeyboardInterrupt):
             resume(killed)
     report = resume(killed)
     assert resume(out)["attempts"] == 1
-    assert begun == [[False], [True]]
+    assert begun == [[False], [False], [True]]
     first = read(killed / "ledger.jsonl").attempts[0]
     assert declared(killed) == [range(16), range(16, 30)]
     independent = dataclasses.replace(first.terms.mechanism, noise=Independent())
