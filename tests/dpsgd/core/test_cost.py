@@ -449,6 +449,10 @@ VOID = {
     "units": ([Segment(FLOAT), Segment(FLOAT, range(0), unit="user")], "protect different units"),
     "a seed": ([Segment(FLOAT, range(0), reproducible_noise=True)], "reproducible noise"),
     "no noise": ([Segment(mechanism(SAMPLERS["poisson"], 0.0), range(0))], "no noise was added"),
+    "no noise before": (
+        [Segment(mechanism(SAMPLERS["poisson"], 0.0), range(3)), Segment(FLOAT)],
+        "no noise was added",
+    ),
 }
 
 
