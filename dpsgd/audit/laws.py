@@ -14,7 +14,7 @@ import numpy as np
 
 from dpsgd.audit.participation import RowTests, UnitTests, law_seed
 from dpsgd.audit.report import CheckResult
-from dpsgd.audit.subsets import Draw, Subsets
+from dpsgd.audit.subsets import Draw, Subsets, binomial
 from dpsgd.audit.truncation import cuts, some_members
 from samplers import BatchSampler
 from samplers.base import stated_law
@@ -28,6 +28,7 @@ ENTRIES = 2**18
 THOROUGH = 2**21
 """Approximate number of participations that `check_sampler` counts."""
 
+_GROUPS = 64  # groups of rows that survive truncation
 _CUTS = 96  # first steps whose batches are truncated
 
 
@@ -82,8 +83,14 @@ def _cut_pvalues(sampler: BatchSampler) -> Iterator[tuple[str, list[Any]]]:
     subsets = Subsets(
         [Draw(*pair, none, none) for pair in draws], (numbers, kinds, ranks), sizes, len(shards)
     )
+    residues = members % _GROUPS
+    by_residue = binomial(
+        np.bincount(residues[ranks], minlength=_GROUPS),
+        len(entries) * np.bincount(residues, minlength=_GROUPS),
+        cap / members.size,
+    )
     name = "rows that survive truncation are uniform"
-    yield name, [*subsets.ranks(), *subsets.pairs()]
+    yield name, [*subsets.ranks(), *subsets.pairs(), by_residue]
     lags = [(1, 0), *((0, k) for k in range(1, _CUTS)), (0, length)]
     name = "every step, shard and seed truncates independently"
     yield name, [*subsets.repeated(lags), *subsets.neighbours()]

@@ -18,7 +18,9 @@ from samplers.shards import Shards
 _SEED = 0x9E3779B97F4A7C15F39CC0605CEDC835
 _EACH = 4096  # participations counted in a draw, about
 _DRAWS = 64, 1024  # fewest and most epochs drawn, over all seeds
-_RANGES = 64  # ranges of examples that are counted together
+_PAIRED = 32  # draws that are compared in pairs
+_GROUPS = 64  # groups of examples and of steps
+_COARSE = 8  # groups of steps of two orders that are compared
 _QUANTILES = 0.02, 0.17, 0.5, 0.83, 0.98  # quantiles of batch sizes
 _CELLS = 2**22  # approximate number of rates, of examples by step
 
@@ -114,14 +116,15 @@ class RowTests:
     def pvalues(self) -> Iterator[tuple[str, list[Any]]]:
         """Yields the name and the p-values of each check."""
         yield "examples and steps are drawn at the rates of the law", [*self._shares()]
+        yield "no example returns to a step more often than by chance", [self._returns()]
         if self._law.independent and np.ptp(self._rates) == 0:
-            yield "batch sizes vary as the law says", [*self._sizes()]
+            yield "batch sizes vary as the law says", [self._sizes()]
         yield from self._joint_pvalues([*self._subsets(self._draws)])
 
     def _joint_pvalues(self, levels: list[Subsets]) -> Iterator[tuple[str, list[Any]]]:
         """Yields the checks of subsets."""
         again = [pvalue for subsets in levels for pvalue in subsets.repeated()]
-        yield "epochs and seeds are drawn independently", again
+        yield "epochs and seeds are drawn independently", [*again, *self._orders()]
         together = [subsets.pairs() for subsets in levels]
         together += [subsets.neighbours() for subsets in levels]
         name = "examples take part together as often as the law says"
@@ -150,25 +153,33 @@ class RowTests:
             yield RatedSubsets(draws, entries, self._rates.T, two_sided=law.independent)
 
     def _shares(self) -> Iterator[Any]:
-        """Yields p-values of counts by step, and by half of an epoch and example or range."""
+        """Yields p-values of counts over groups of examples and of steps."""
         examples = np.concatenate([draw.examples for draw in self._draws])
         steps = np.concatenate([draw.steps for draw in self._draws])
-        single, by_step = np.arange(self._size), np.arange(self._length)
+        one_group, single = np.zeros(self._size, int), np.arange(self._size)
+        ranges = single * min(_GROUPS, self._size) // self._size
+        by_step = np.arange(self._length)
+        coarse = by_step * min(_GROUPS, self._length) // self._length
         halves = by_step * min(2, self._length) // self._length
-        ranges = single * min(_RANGES, self._size) // self._size
-        for rows, columns in ((0 * single, by_step), (ranges, halves), (single, halves)):
+        once = self._law.once
+        chunks = self._watched // len(self._sampler.chunk_range(0))
+        chunks = np.unique(chunks, return_inverse=True)[1]
+        groupings = (one_group, by_step), (ranges, coarse), (single, halves), (chunks, halves)
+        for rows, columns in groupings:
             count, trials, expected = self._table(examples, steps, rows, columns)
             yield binomial(count, trials, expected / trials)
             count, trials, expected = (np.cumsum(x, axis=1) for x in (count, trials, expected))
-            trials = trials[:, :1] if self._law.once else trials
-            last = -1 if self._law.once else None
+            trials = trials[:, :1] if once else trials
+            last = -1 if once else None
             yield binomial(count, trials, expected / trials)[:, :last]
         if isinstance(self._law, IndependentRows):
             yield self._whole_chunks()
-        if not self._law.once:
-            present = sum(np.unique(draw.examples).size for draw in self._draws)
-            absent = np.prod(1 - self._rates, axis=1).mean()
-            yield binomial(present, self._size * len(self._draws), 1 - absent)
+        if not once:
+            count, trials, expected = self._table(examples, steps, single, 0 * by_step)
+            yield binomial(count, trials, expected / trials)
+            count, trials, expected = (np.cumsum(x, axis=0) for x in (count, trials, expected))
+            yield binomial(count, trials, expected / trials)
+            yield self._participation()
 
     def _whole_chunks(self) -> Any:
         """Returns p-values of all rows' participations in the first t steps."""
@@ -197,19 +208,72 @@ class RowTests:
         width = np.ones(shape[1]) if self._law.once else np.bincount(columns)
         return count, draws * sizes[:, None] * width, expected
 
-    def _sizes(self) -> Iterator[Any]:
-        """Yields p-values of the number of rows, and of batches up to quantiles of their sizes."""
+    def _participation(self) -> Any:
+        """Returns p-values of examples with at least 1, 2 and 3 participations."""
+        trials, times = self._size * len(self._draws), np.arange(1, 4)
+        counts = [np.bincount(draw.examples, minlength=self._size) for draw in self._draws]
+        observed = np.sum([[np.count_nonzero(x >= k) for k in times] for x in counts], axis=0)
+        fewer = np.zeros((3, len(self._rates)))  # probability of 0, 1 and 2 participations
+        fewer[0] = 1
+        for rate in self._rates.T:
+            fewer += rate * (np.concatenate([0 * fewer[:1], fewer[:-1]]) - fewer)
+        return binomial(observed, trials, 1 - np.cumsum(fewer.mean(axis=1)))
+
+    def _keys(self, draw: Draw) -> np.ndarray:
+        return draw.examples * self._length + draw.steps
+
+    def _returns(self) -> float:
+        keys, counts = np.unique(
+            np.concatenate([self._keys(draw) for draw in self._draws]), return_counts=True
+        )
+        examples, steps = np.divmod(keys, self._length)
+        rates = self._rates[0, steps] if len(self._rates) == 1 else self._rates[examples, steps]
+        tails = stats.binom.sf(counts - 1, len(self._draws), np.clip(rates, 0, 1))
+        cells = self._size * self._length
+        return float(np.minimum(1.0, cells * np.min(tails, initial=1.0)))
+
+    def _sizes(self) -> float:
+        """Returns the chi-square p-value of the sizes of whole batches."""
         n, sampler = self._sampler.num_examples, self._sampler
         draws = int(np.clip(2**20 // (n * float(self._rates.sum()) + 1), 2, len(self._draws)))
         plans = [sampler.plan(law_seed(d.seed), d.epoch) for d in self._draws[:draws]]
-        sizes = np.stack([np.diff(plan.starts) for plan in plans])
+        length = sampler.steps_per_epoch
         members = np.bincount(np.arange(n) % self._cycle, minlength=self._cycle)
-        members = members[np.arange(sampler.steps_per_epoch) % self._cycle]
+        steps = np.arange(length)
+        size = members[steps % self._cycle]
         rate = float(self._rates.max())
-        yield binomial(sizes.sum(), draws * members.sum(), rate)
-        edges = np.unique(stats.binom.ppf(_QUANTILES, members.min(), rate))[:, None]
-        below = np.sum(sizes <= edges[..., None], axis=(1, 2))
-        yield binomial(below, sizes.size, stats.binom.cdf(edges, members, rate).mean(axis=1))
+        edges = np.unique(stats.binom.ppf(_QUANTILES, size.min(), rate))
+        observed, expected = np.zeros(edges.size + 1), np.zeros(edges.size + 1)
+        for plan in plans:
+            bins = np.searchsorted(edges, np.diff(plan.starts))
+            observed += np.bincount(bins, minlength=edges.size + 1)
+        for number in np.unique(size):
+            below = np.append(stats.binom.cdf(edges, number, rate), 1.0)
+            expected += np.diff(below, prepend=0.0) * np.count_nonzero(size == number) * draws
+        possible = expected > 1e-9
+        if not possible.sum() > 1:
+            return 1.0
+        if observed[~possible].any():
+            return 0.0
+        total = observed[possible].sum() / expected[possible].sum()
+        return float(stats.chisquare(observed[possible], expected[possible] * total).pvalue)
+
+    def _orders(self) -> Iterator[float]:
+        """Yields chi-square p-values of steps in two draws, if each example has one step."""
+        compared = [*self._draws[: _PAIRED * 5 // 8], *self._draws[-_PAIRED * 3 // 8 :]]
+        if not self._law.once or self._length == 1:
+            return
+        groups = min(_COARSE, self._length)
+        step_groups = np.full((len(compared), self._size), -1)
+        for row, draw in zip(step_groups, compared, strict=True):
+            row[draw.examples] = draw.steps * groups // self._length
+        for first, second in itertools.combinations(step_groups, 2):
+            is_drawn = (first >= 0) & (second >= 0)
+            cell = first[is_drawn] * groups + second[is_drawn]
+            table = np.bincount(cell, minlength=groups**2).reshape(groups, groups)
+            table = table[table.any(axis=1)][:, table.any(axis=0)]
+            if min(table.shape) > 1 and table.sum() >= 5 * table.size:
+                yield float(stats.chi2_contingency(table, correction=False).pvalue)
 
 
 class UnitTests(RowTests):
@@ -292,14 +356,18 @@ class UnitTests(RowTests):
         count = np.bincount(np.concatenate([d.examples for d in self._draws]), minlength=self._size)
         yield binomial(count, num_draws, law.rate(np.arange(self._size), 0))
         everyone = np.ones(self._size, bool)
-        levels = [
+        *_, innermost, leaves = levels = [
             self._children(self._draws, level, everyone) for level in range(len(law.units) + 1)
         ]
         for subsets, drawn in zip(levels, law.draws, strict=False):
             exact = law.leaf_probability is None
             yield float(np.all(subsets.count == drawn if exact else subsets.count <= drawn))
+        none = 0.0  # largest probability that a drawn unit has no example in the batch
         if law.leaf_probability is not None:
-            yield from levels[-1].halves(law.leaf_probability)
+            none = (1 - law.leaf_probability) ** int(np.bincount(law.units[-1]).min())
+            yield from leaves.halves(law.leaf_probability)
+        trials = num_draws * law.most_units[-1]
+        yield stats.binom.sf(trials - innermost.rank.size - 1, trials, none)
 
 
 def _entries(draws: list[Draw]) -> tuple[np.ndarray, np.ndarray]:

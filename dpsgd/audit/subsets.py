@@ -86,7 +86,7 @@ class Subsets:
         self.size, self._keys = sizes[self._group], self.subset * self._width + self.rank
 
     def ranks(self) -> Iterator[Any]:
-        """Yields p-values of members by rank."""
+        """Yields p-values of members by rank and by sibling."""
         share, width = self.count / self.size, self._width // 2
         count = np.bincount(self.rank, minlength=width)
         trials, expected = (
@@ -95,6 +95,16 @@ class Subsets:
         )
         for total in (np.asarray, np.cumsum):
             yield binomial(total(count), total(trials), _ratio(total(expected), total(trials)))
+        last = np.count_nonzero(self.rank == self.size[self.subset] - 1)
+        yield binomial(last, share.size, share.mean() if share.size else 0.0)
+        first = np.cumsum(self._sizes) - self._sizes
+        sibling = first[self._group[self.subset]] + self.rank
+        count = np.bincount(sibling, minlength=int(self._sizes.sum()))
+        trials, expected = (
+            np.repeat(np.bincount(self._group, weights, self._sizes.size), self._sizes)
+            for weights in (None, share)
+        )
+        yield binomial(count, trials, _ratio(expected, trials))
 
     def pairs(self) -> Iterator[Any]:
         """Yields p-values of member pairs at distances 2^k."""
