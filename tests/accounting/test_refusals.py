@@ -25,7 +25,7 @@ NO_NOISE = r"no noise multiplier up to 1e\+09"
 
 
 def cut(sigma):
-    return truncated_profile(BallsAndBinsProfile(sigma, 2), Cap(4, 0.5, 2))
+    return truncated_profile(BallsAndBinsProfile(sigma, 10), Cap(100, 0.1, 10))
 
 
 NAN, INF = math.nan, math.inf
