@@ -31,6 +31,8 @@ STDDEV = 1.3
 
 normal = jax.jit(standard_normal, static_argnums=3)  # (key, step, leaf, shape)
 noised = jax.jit(add_gaussian_noise)  # (tree, key, step, stddev, divisor=)
+SIZE = 20_000
+words = jax.jit(lambda step: noise.words_at(StepKey(KEY, step), Coordinates(0), (SIZE,)))
 
 
 # --- the generator ---------------------------------------------------------------------------
@@ -234,7 +236,7 @@ MAGNITUDES = [
 @pytest.mark.parametrize(("stddev", "magnitude"), MAGNITUDES)
 def test_output_is_sum_plus_noise_rounded_to_the_grid(stddev, magnitude):
     """It is g ceil((S + stddev z) / g - U), as the module claims, by the key's own z and U."""
-    stddev, size, step = float(np.float32(stddev)), 20_000, 21
+    stddev, size, step = float(np.float32(stddev)), SIZE, 21
     rng = np.random.default_rng(4)
     sums = (rng.standard_normal(size) * magnitude * stddev).astype(np.float32)
     spacing = float(grid(stddev))
@@ -242,7 +244,7 @@ def test_output_is_sum_plus_noise_rounded_to_the_grid(stddev, magnitude):
     assert np.all(output == np.round(output))
 
     scaled = np.asarray(normal(KEY, step, 0, (size,)), np.float64) * (stddev / spacing)
-    word = np.asarray(noise.words_at(StepKey(KEY, step), Coordinates(0), (size,))[3])
+    word = np.asarray(words(step)[3])
     uniform = ((word >> 9) + 0.5) * 2.0**-23
     whole = np.rint(sums.astype(np.float64) / spacing)
     rest = scaled + (sums.astype(np.float64) / spacing - whole) - uniform

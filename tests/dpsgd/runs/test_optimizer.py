@@ -1,14 +1,12 @@
 """Optimizers of runs are those of optax, and may end in an average of the parameters."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_task import calibrated, config_of, few_rows_are_calibrated, line, weights
+from tiny_task import calibrated, config_of, few_rows_are_calibrated, line, watched, weights
 
 from dpsgd import SGD, Adam, AdamW, averaged, run
-from dpsgd.engine import loop
 from dpsgd.runs import job
 from dpsgd.runs.optimizer import Constant, Cosine, optimizer
 
@@ -94,12 +92,11 @@ def test_a_run_releases_the_average_of_its_iterates(option, tmp_path, monkeypatc
     run(line, spec.but(**{option: 0.5}), tmp_path / "mean")
     seen = []
 
-    def watched(*args, **how):
-        for block in loop.train_blocks(*args, **{**how, "block_steps": 1, "layout": None}):
-            seen.append(np.asarray(jax.tree.leaves(block.state.raw_params)[0]))
-            yield block
+    def look(number, block):
+        seen.append(np.asarray(block.state.raw_params["w"]))
 
-    monkeypatch.setattr(job, "train_blocks", watched)
+    monkeypatch.setattr(job, "BLOCK_STEPS", 1)
+    monkeypatch.setattr(job, "train_blocks", watched(look))
     run(line, spec, tmp_path / "plain")
     expected = mean(option.removeprefix("average_"), 0.5, np.array(seen))
     np.testing.assert_allclose(weights(tmp_path / "mean"), expected, rtol=1e-4)
