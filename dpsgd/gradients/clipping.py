@@ -65,7 +65,8 @@ def clipped_grad(
         Each bounds an example's contribution by norm C.
       microbatch_size: Number of examples processed at a time, in a scan. It changes memory and
         speed, and the result only by the order of float32 additions. By default the most that fit
-        in `dpsgd.gradients.memory.MICROBATCH_BYTES`, estimated from the shapes.
+        in `dpsgd.gradients.memory.MICROBATCH_BYTES`, estimated from the shapes, and on a CPU at
+        most `CACHED_EXAMPLES`.
 
     Returns:
       A pure function of `params` (tree of floating-point arrays), `batch` (tree of arrays with a
@@ -162,7 +163,8 @@ class ClippedSum:
         size, per_scan = weights.shape[0] // devices, self.microbatch_size
         if per_scan is None:
             example_bytes = memory.bytes_per_example(loss_fn, params, _first_example(batch))
-            per_scan = memory.microbatch_size(size, example_bytes)
+            most = memory.CACHED_EXAMPLES if jax.default_backend() == "cpu" else size
+            per_scan = memory.microbatch_size(size, example_bytes, most)
         if per_scan >= size:
             total, diagnostics = add(carry, batch, weights)
         else:
