@@ -193,7 +193,8 @@ def _microbatches(rows: tuple[PyTree, Array], per_scan: int, devices: int) -> tu
 
     def split_rows(x: Array) -> Array:
         """Returns the microbatches of one array."""
-        shards = x.reshape(devices, size, *x.shape[1:])[:, places]
+        shards = x.reshape(devices, size, *x.shape[1:])
+        shards = shards[:, places] if len(places) > size else shards  # a copy
         shards = shards.reshape(devices, count, per_scan, *x.shape[1:]).swapaxes(0, 1)
         return shards.reshape(count, devices * per_scan, *x.shape[1:])
 
