@@ -1,5 +1,6 @@
 """What tests of whole runs share."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,18 @@ def command(capsys):
     return Command(capsys)
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """A store of 200 generated rows."""
-    path = tmp_path_factory.mktemp("data") / "store"
+@pytest.fixture(scope="session")
+def generated_store(tmp_path_factory):
+    """A store of 200 generated rows, to be copied."""
+    path = tmp_path_factory.mktemp("generated") / "store"
     synthetic.write_store(path, 200, seed=0)
     return path
+
+
+@pytest.fixture(scope="module")
+def store(generated_store, tmp_path_factory):
+    """A store of 200 generated rows."""
+    return Path(shutil.copytree(generated_store, tmp_path_factory.mktemp("data") / "store"))
 
 
 METRICS = ("validation_auc", "test_auc", "test_log_loss")

@@ -20,14 +20,14 @@ def no_waiting_for_the_disk(monkeypatch):
 
 @pytest.fixture(scope="session")
 def raw_files(tmp_path_factory):
-    """Three raw files of each format, of 400, 1 and 150 rows."""
+    """Three raw files of each format, of 160, 1 and 60 rows."""
     folder = tmp_path_factory.mktemp("raw")
     files = {}
     for name in FORMATS:
-        synthetic.write_raw(folder / name, 551, seed=0, log=synthetic.LOGS[name])
+        synthetic.write_raw(folder / name, 221, seed=0, log=synthetic.LOGS[name])
         lines = (folder / name).read_bytes().splitlines(keepends=True)
         files[name] = [folder / f"{name}-{number}.txt" for number in range(3)]
-        for path, start, stop in zip(files[name], (0, 400, 401), (400, 401, 551), strict=True):
+        for path, start, stop in zip(files[name], (0, 160, 161), (160, 161, 221), strict=True):
             path.write_bytes(b"".join(lines[start:stop]))
     return files
 

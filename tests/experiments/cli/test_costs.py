@@ -19,13 +19,13 @@ def upper(line):
 
 TREE = UnitTree.from_columns({"partner": np.repeat(np.arange(10), 10)})
 OF_TREE = "--sizes 10 10 --steps 100 --num-examples 100 --draws 1"
-FEW_STEPS = OF_TREE.replace("100", "20", 1)
+FEW_STEPS = OF_TREE.replace("100", "5", 1)
 USERS = "--num-examples 5000 --batch-size 50 --epochs 1 --max-contributions 5 --max-batch-size 5000"
 ASKED = {
     f"sampler:multistage {FEW_STEPS} 5 --clipped-level 1 --protected-level 1 --units partner": (
-        Multistage(TREE, (1, 5), steps=20, clipped_level=1, protected_level=1), "partner"),
+        Multistage(TREE, (1, 5), steps=5, clipped_level=1, protected_level=1), "partner"),
     f"sampler:units-then-poisson {FEW_STEPS} --sampling-prob 0.2 --max-batch-size 10": (
-        UnitsThenPoisson(TREE, (1,), 0.2, steps=20, max_batch_size=10), "example"),
+        UnitsThenPoisson(TREE, (1,), 0.2, steps=5, max_batch_size=10), "example"),
     f"sampler:user-poisson {USERS}": (
         UserPoisson(5000, 50, 1, max_contributions=5, max_batch_size=5000), "user"),
     "sampler:poisson --num-examples 1000 --batch-size 50 --epochs 2 --unit user": (

@@ -34,7 +34,7 @@ ROWS = 200
 def home(tmp_path_factory):
     """A folder with train.txt, its store, a run on it and the model that was exported."""
     home = tmp_path_factory.mktemp("home")
-    synthetic.write_raw(home / "train.txt", ROWS, seed=1)
+    synthetic.write_raw(home / "train.txt", ROWS, seed=0)
     replace(DISPLAY, hash_seed=5).prepare(home / "train.txt", home / "store")
     task = Clicks(home / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
     config = RunSpec.of(Deterministic(ROWS * 4 // 5, 40, 2), noise_multiplier=1.0, audit=False)

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from dpsgd import LazyTables, Mechanism, dpsgd, train
-from experiments.tasks.clicks.model import ClickModel, pure_functions
+from experiments.tasks.clicks.model import INTERACTIONS, pure_functions
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.task import ClickModels
@@ -50,12 +50,8 @@ def test_step_subtracts_the_mean_of_clipped_gradients(kind, tables):
 
 
 def test_cross_layers_begin_as_the_identity():
-    plain, crossed = (
-        ClickModel(dataclasses.replace(SIZES, interaction=kind), DISPLAY_ADS, nnx.Rngs(0))
-        for kind in ("none", "cross")
-    )
+    plain, crossed = (INTERACTIONS[kind](26, 3, 26, nnx.Rngs(0)) for kind in ("none", "cross"))
     rng = np.random.default_rng(0)
     vectors = [jnp.array(rng.normal(size=shape)) for shape in ((26, 3), 26)]
-    features = [model.interaction(*vectors) for model in (plain, crossed)]
-    np.testing.assert_array_equal(*features)
-    assert plain.hidden[0].kernel.shape == crossed.hidden[0].kernel.shape == (26 * 3 + 26, 5)
+    np.testing.assert_array_equal(plain(*vectors), crossed(*vectors))
+    assert plain.features == crossed.features == 26 * 3 + 26

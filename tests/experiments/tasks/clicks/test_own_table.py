@@ -39,7 +39,7 @@ def write_parquet(path, rows):
 
 
 README = (Path(__file__).resolve().parents[4] / "README.md").read_text()
-TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4", "--batch-size", "100"]
+TINY = ["--model", "linear", "--max-buckets", "16", "--batch-size", "100", "--epochs", "1"]
 TINY += ["--no-audit"]
 
 

@@ -334,7 +334,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
 
 def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path):
     """Really full, as far as the process can tell: the kernel refuses files past 50 kB."""
-    synthetic.write_raw(tmp_path / "train.txt", 1_000, 1)
+    synthetic.write_raw(tmp_path / "train.txt", 1_000, 0)
     program = f"""
 import resource, signal, sys
 sys.path.insert(0, {str(ROOT)!r})

@@ -64,8 +64,8 @@ def test_more_rows_only_append(tmp_path):
 
 @pytest.mark.parametrize("rows", [3_000, pytest.param(CHUNK + 400, marks=pytest.mark.long)])
 def test_preparing_the_raw_file_equals_writing_the_store(log, rows, tmp_path):
-    raw = write_raw(tmp_path / "raw.txt", rows, 5, log=log)
-    summary = write_store(tmp_path / "direct", rows, 5, log=log, hash_seed=11)
+    raw = write_raw(tmp_path / "raw.txt", rows, 7, log=log)
+    summary = write_store(tmp_path / "direct", rows, 7, log=log, hash_seed=11)
     direct = Store.open(tmp_path / "direct")
     assert summary == raw
     prepared = replace(log.format, hash_seed=11).prepare(
@@ -159,8 +159,8 @@ def test_labels_are_drawn_with_the_planted_probabilities(chunk):
 
 
 def test_the_reported_auc_counts_ties_of_probabilities(log, tmp_path):
-    summary = write_store(tmp_path / "s", 3_000, 4, log=log)
-    rows = generate(log.population, 4, 0, 3_000)
+    summary = write_store(tmp_path / "s", 3_000, 7, log=log)
+    rows = generate(log.population, 7, 0, 3_000)
     assert summary.bayes_auc == pytest.approx(slow_auc(rows.probability, rows.label), abs=1e-12)
     if log is DISPLAY:
         test = np.arange(chronological_split(3_000)["test"][0], 3_000)
@@ -172,7 +172,7 @@ def test_the_reported_auc_counts_ties_of_probabilities(log, tmp_path):
 
 
 def test_outcomes_of_the_raw_search_log_follow_from_the_label(tmp_path):
-    write_raw(tmp_path / "log.tsv", 3_000, 4, log=SEARCH)
+    write_raw(tmp_path / "log.tsv", 3_000, 0, log=SEARCH)
     for line in (tmp_path / "log.tsv").read_text().splitlines():
         sale, amount, delay, _, _, price, *_ = line.split("\t")
         assert (sale, amount, delay, price) == ("0", "-1.0", "-1", "0.0") or (

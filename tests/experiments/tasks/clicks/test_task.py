@@ -147,7 +147,9 @@ def interacting(kind, x, embeddings, numbers, leaf):
     return x
 
 
-@pytest.mark.short("*-log1p", "linear-none", "linear-both")
+@pytest.mark.short(
+    *("small-log1p", "*-dot-log1p", "wide-and-deep-cross-log1p", "linear-none", "linear-both")
+)
 @pytest.mark.parametrize("transform", ["log1p", "none", "both"])
 def test_predictions_are_those_of_the_model_written_out_in_numpy(of_any_model, transform):
     of_store, sizes = of_any_model[0], of_any_model[0].sizes
