@@ -63,9 +63,10 @@ def clipped_grad(
       l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
       clipping: Clipping rule: `FlatClipping`, as above, `PerLayerClipping` or `AutomaticClipping`.
         Each bounds an example's contribution by norm C.
-      microbatch_size: Number of examples processed at a time, in a scan. It changes memory and
+      microbatch_size: Number of examples processed at a time, in a loop. It changes memory and
         speed, and the result only by the order of float32 additions. By default the most that fit
-        in `dpsgd.gradients.memory.MICROBATCH_BYTES`, estimated from the shapes.
+        in `dpsgd.gradients.memory.MICROBATCH_BYTES`, estimated from the shapes, and on a CPU at
+        most `CACHED_EXAMPLES`.
 
     Returns:
       A pure function of `params` (tree of floating-point arrays), `batch` (tree of arrays with a
@@ -162,12 +163,17 @@ class ClippedSum:
         size, per_scan = weights.shape[0] // devices, self.microbatch_size
         if per_scan is None:
             example_bytes = memory.bytes_per_example(loss_fn, params, _first_example(batch))
-            per_scan = memory.microbatch_size(size, example_bytes)
+            most = memory.CACHED_EXAMPLES if jax.default_backend() == "cpu" else size
+            per_scan = memory.microbatch_size(size, example_bytes, most)
         if per_scan >= size:
             total, diagnostics = add(carry, batch, weights)
         else:
-            xs = _microbatches((batch, weights), per_scan, devices)
-            total, diagnostics = lax.scan(lambda carry, x: (add(carry, *x), None), carry, xs)[0]
+            total, diagnostics = lax.fori_loop(
+                0,
+                -(-size // per_scan),
+                lambda k, carry: add(carry, *_microbatch((batch, weights), k, per_scan, devices)),
+                carry,
+            )
         return join_leaves(split_leaves(params, range(len(leaves)))[0], total), diagnostics
 
 
@@ -180,24 +186,25 @@ def _diagnostics(losses: Array, factors: Sequence[ClipFactor], real: Array) -> D
     return Diagnostics(*jnp.sum(jnp.stack([c.astype(jnp.float32) for c in counted]), 1))
 
 
-def _microbatches(rows: tuple[PyTree, Array], per_scan: int, devices: int) -> tuple[PyTree, Array]:
-    """Returns batch and weights [count, devices * per_scan, ...], of each device's range in turn.
+def _microbatch(
+    rows: tuple[PyTree, Array], number: ArrayLike, per_scan: int, devices: int
+) -> tuple[PyTree, Array]:
+    """Returns one microbatch of batch and weights, `per_scan` rows of each device's range.
 
-    The last microbatch is filled up with copies of the last row, at weight zero.
+    The last one begins among the rows of the one before, which are there at weight zero.
     """
     size = rows[1].shape[0] // devices
-    count = -(-size // per_scan)
-    places = jnp.minimum(jnp.arange(count * per_scan), size - 1)
+    start = jnp.minimum(number * per_scan, size - per_scan)
 
-    def split_rows(x: Array) -> Array:
-        """Returns the microbatches of one array."""
-        shards = x.reshape(devices, size, *x.shape[1:])[:, places]
-        shards = shards.reshape(devices, count, per_scan, *x.shape[1:]).swapaxes(0, 1)
-        return shards.reshape(count, devices * per_scan, *x.shape[1:])
+    def sliced(x: Array) -> Array:
+        """Returns the microbatch of one array."""
+        shards = x.reshape(devices, size, *x.shape[1:])
+        shards = lax.dynamic_slice_in_dim(shards, start, per_scan, axis=1)
+        return shards.reshape(devices * per_scan, *x.shape[1:])
 
-    batch, weights = jax.tree.map(split_rows, rows)
-    real = jnp.arange(count * per_scan).reshape(count, per_scan) < size
-    return batch, jnp.where(jnp.tile(real, devices), weights, 0)
+    batch, weights = jax.tree.map(sliced, rows)
+    unread = start + jnp.arange(per_scan) >= number * per_scan
+    return batch, jnp.where(jnp.tile(unread, devices), weights, 0)
 
 
 def _first_example(batch: PyTree) -> PyTree:

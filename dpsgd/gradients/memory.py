@@ -20,6 +20,8 @@ PyTree = Any
 
 MICROBATCH_BYTES = 2**31
 """Memory for the examples of a microbatch, bytes by the estimate of `bytes_per_example`."""
+CACHED_EXAMPLES = 2**11
+"""Most examples of a microbatch on a CPU: values of more leave the cache before they are read."""
 
 
 def bytes_per_example(loss_fn: LossFn, params: PyTree, example: PyTree) -> int:
@@ -42,10 +44,15 @@ def bytes_per_example(loss_fn: LossFn, params: PyTree, example: PyTree) -> int:
     return 4 * floats + taps.activation_bytes(len(leaves))
 
 
-def microbatch_size(batch_size: int, example_bytes: int) -> int:
+def microbatch_size(batch_size: int, example_bytes: int, most: int = 2**31) -> int:
     """Returns the number of examples differentiated together, at least one.
 
     The microbatches are as few as `MICROBATCH_BYTES` allow, of sizes as equal as possible.
+
+    Args:
+      batch_size: Number of examples.
+      example_bytes: Memory of an example.
+      most: Most examples of a microbatch.
 
     >>> microbatch_size(8192, 20_000)  # all of them
     8192
@@ -53,8 +60,10 @@ def microbatch_size(batch_size: int, example_bytes: int) -> int:
     500
     >>> microbatch_size(8, 2**40)
     1
+    >>> microbatch_size(8192, 20_000, most=3000)
+    2731
     """
-    fitting = max(1, MICROBATCH_BYTES // max(1, example_bytes))
+    fitting = max(1, min(most, MICROBATCH_BYTES // max(1, example_bytes)))
     return math.ceil(batch_size / math.ceil(batch_size / fitting))
 
 

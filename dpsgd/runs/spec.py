@@ -318,7 +318,7 @@ class RunSpec(Record):
         training and calibration together. Default: the task's calibration if there are enough rows;
         none without privacy.
       microbatch_size: Examples whose gradients are computed together. Default: as many as fit in 2
-        GiB.
+        GiB, on a CPU at most 2048.
       compute: Floating-point type of the parameters inside the loss. Clipping, noise and the stored
         parameters stay in float32.
       checkpoint_seconds: Seconds between checkpoints, from which `dpsgd resume` continues.

@@ -186,7 +186,8 @@ def block_for_h100(model: Model, batch_size: int, tables: str) -> tuple[Any, str
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
     sampler, rows = Deterministic(RESIDENT_ROWS, batch_size), model.columns
     mechanism = Mechanism(sampler, 1.0, 1.0)
-    algorithm = dpsgd(model.loss_fn, ADAM, tables=lazy() if tables == "lazy" else None)
+    lazily = lazy() if tables == "lazy" else None
+    algorithm = dpsgd(model.loss_fn, ADAM, tables=lazily, microbatch_size=batch_size)
     state = jax.eval_shape(lambda: algorithm.init(model.params(), mechanism, rows))
     layout = Layout.choose(sampler, rows, data_on="device")
     arguments = jax.tree.map(

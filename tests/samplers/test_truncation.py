@@ -12,6 +12,7 @@ from scipy import stats
 
 from accounting import default_delta
 from samplers import BallsAndBins, BatchSource, Poisson, UnitsThenPoisson, UnitTree
+from samplers.randomness import Key
 from tests.samplers.conftest import matrix
 
 FALSE_ALARM = 1e-6
@@ -108,6 +109,27 @@ def test_every_set_of_survivors_is_equally_likely_in_every_step(sampler):
             (kept,) = sampler.passes(np.array(members, np.int32), 11, step, shard)
             sets[tuple(kept.tolist())] += 1
         assert stats.chisquare(list(sets.values())).pvalue > FALSE_ALARM
+
+
+def test_a_cut_reads_no_words_that_drew_its_batch(variable, small_chunks, monkeypatch):
+    small_chunks(7)
+    init, read = Key.__init__, []
+
+    def watched(key, *fields):
+        init(key, *fields)
+        read.append(key.words64(1).tobytes())
+
+    monkeypatch.setattr(Key, "__init__", watched)
+    sampler = variable(60, 6, 2, max_batch_size=6)
+    for epoch in range(2):
+        sampler.plan(1234, epoch)
+    drawn = set(read)
+    read.clear()
+    for step in range(sampler.num_steps):
+        sampler.passes(np.arange(20, dtype=np.int32), 1234, step)
+    assert drawn
+    assert len(set(read)) == sampler.num_steps
+    assert drawn.isdisjoint(read)
 
 
 def test_a_batch_may_be_empty_and_is_then_all_padding():

@@ -164,6 +164,10 @@ KNOWN = {  # profile, cut, an epsilon at which known releases cost the most, the
         AssignmentsProfile(0.5, ((((0, 199), (1, 1)), 1), (((0, 198), (1, 2)), 1))), SPARSE, 6.0,
         kept_in_full_batches(SPARSE, (1, 2)),
     ),
+    "a draw of four releases and one of one": (
+        AssignmentsProfile(1.0, ((((4, 200),), 1), (((0, 199), (1, 1)), 1))), SPARSE, 6.0,
+        kept_in_full_batches(SPARSE, (200,), 4),
+    ),
     "one bin in four epochs": (
         BallsAndBinsProfile(1.0, 200, 4, "fixed"), SPARSE, 6.0,
         kept_in_full_batches(SPARSE, (200,), 4),

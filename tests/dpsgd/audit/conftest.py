@@ -5,15 +5,15 @@ import pytest
 from accounting.profile import Profile
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def costs_are_computed_once():
     """Equal questions of equal profiles have one answer: many parts here state the same costs."""
     answers, sound = {}, Profile.epsilon
 
-    def epsilon(profile, *question):
-        asked = profile, *question
+    def epsilon(profile, *question, **settings):
+        asked = profile, *question, *sorted(settings.items())
         if asked not in answers:
-            answers[asked] = sound(profile, *question)
+            answers[asked] = sound(profile, *question, **settings)
         return answers[asked]
 
     with pytest.MonkeyPatch.context() as patch:

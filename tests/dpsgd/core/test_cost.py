@@ -445,9 +445,14 @@ def test_notes_on_earlier_segments_appear_once():
     assert set(alone[1:-1]) <= set(cost([Segment(few, range(1)), Segment(plain)], delta).notes)
 
 
+SEEDED = Segment(FLOAT, reproducible_noise=True)
 VOID = {
     "units": ([Segment(FLOAT), Segment(FLOAT, range(0), unit="user")], "protect different units"),
-    "a seed": ([Segment(FLOAT, range(0), reproducible_noise=True)], "reproducible noise"),
+    "a seed": ([SEEDED], "reproducible noise"),
+    "a seed of one candidate": (
+        [dataclasses.replace(CHOSEN, candidates=(Segment(FLOAT), SEEDED)), Segment(FLOAT)],
+        "reproducible noise",
+    ),
     "no noise": ([Segment(mechanism(SAMPLERS["poisson"], 0.0), range(0))], "no noise was added"),
     "no noise before": (
         [Segment(mechanism(SAMPLERS["poisson"], 0.0), range(3)), Segment(FLOAT)],
@@ -503,9 +508,10 @@ def test_every_release_of_every_attempt_and_run_is_counted():
     rng = np.random.default_rng(0)
     for _ in range(200):
         *earlier, last = runs = [random_run(rng) for _ in range(rng.integers(1, 3))]
-        found = last.guarantee(*earlier).epsilon.upper
-        precision = precision_of(runs)
-        assert found >= (GaussianProfile(precision**-0.5).epsilon(DELTA).lower if precision else 0)
+        found, precision = last.guarantee(*earlier), precision_of(runs)
+        epsilon = GaussianProfile(precision**-0.5).epsilon(DELTA).lower if precision else 0
+        assert found.epsilon.upper >= epsilon
+        assert found.attack_advantage.upper >= math.erf(math.sqrt(precision / 8))
 
 
 def test_a_sum_of_costs_is_never_rounded_down():

@@ -76,6 +76,12 @@ def test_a_large_batch_keeps_within_the_bound_without_being_told(case, monkeypat
     assert temporary_bytes(case, size, size) > 1.5 * cut
 
 
+def test_a_cpu_holds_a_large_batch_one_microbatch_at_a_time():
+    size = 4 * memory.CACHED_EXAMPLES
+    whole = temporary_bytes(look_ups_and_layers, size, size)
+    assert temporary_bytes(look_ups_and_layers, size) < whole / 2
+
+
 def test_an_example_beyond_the_bound_is_taken_alone():
     assert memory.microbatch_size(64, memory.MICROBATCH_BYTES + 1) == 1
     assert memory.microbatch_size(40, memory.MICROBATCH_BYTES // 9) == 8  # five, of 9 at most

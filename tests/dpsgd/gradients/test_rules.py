@@ -118,6 +118,15 @@ def test_examples_stay_within_c_and_nonfinite_ones_add_nothing(rule, method):
         assert not np.isnan(size) or diagnostics.nonfinite_count == 1
 
 
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_norm_that_is_not_finite_leaves_out_every_group(rule):
+    ones, lengths = jnp.ones(3), jnp.array([1.0, jnp.nan, jnp.inf])
+    sound, unsound = norms.Norm(ones, ones), norms.Norm(ones, lengths)
+    group_norms = [sound, unsound][-len(rule.groups(PARAMS)) :]
+    for factor in rule.factors(group_norms, C, ones > 0):
+        assert factor.keep.tolist() == [True, False, False]
+
+
 @pytest.mark.parametrize("gamma", [GAMMA[0], 0.01, GAMMA[1]])
 def test_normalised_gradients_of_any_size_stay_below_c(gamma):
     @jax.jit

@@ -39,7 +39,8 @@ words = jax.jit(lambda step: noise.words_at(StepKey(KEY, step), Coordinates(0), 
 
 
 @pytest.mark.parametrize(
-    "shape", [(7,), (3, 5), (2, 3, 4), (2**31, 2**20), (3, 2**32 - 1, 5), (2**21, 2**21, 2**21)]
+    "shape",
+    [(7,), (3, 5), (2, 3, 4), (2**31, 3), (2**31, 2**20), (3, 2**32 - 1, 5), (2**21, 2**21, 2**21)],
 )
 def test_coordinates_count_by_row_major_index_beyond_32_bits(shape):
     rng = np.random.default_rng(1)

@@ -13,6 +13,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 from dpsgd.noise.keys import ROOT_BYTES, Keys, RootKey
 
@@ -152,3 +153,15 @@ def test_keys_of_two_processes_differ_and_those_of_a_seed_do_not():
     assert "secret" not in repr(Keys.of(None)).replace("<secret>", "")
     with pytest.raises(TypeError, match="never pickled"):
         pickle.dumps(Keys.of(None))
+
+
+def test_processes_of_one_run_have_the_keys_of_the_first(monkeypatch):
+    sent = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(
+        multihost_utils, "broadcast_one_to_all", lambda words: sent.append(words) or sent[0]
+    )
+    first, second = Keys.of(), Keys.of()
+    assert not np.array_equal(*sent)  # each drew a root, and one of them counts
+    assert np.array_equal(first.noise, second.noise)
+    assert first.sampling == second.sampling

@@ -254,6 +254,12 @@ def test_an_audit_of_sums_without_gradients_is_not_shared():
         assert (first is second) == shared
 
 
+def test_an_audit_of_a_state_of_other_shapes_is_not_shared():
+    states = np.zeros(2), np.zeros(3), np.zeros(2, int), [np.zeros(2)]
+    reports = [audit.once(lambda: AuditReport(()), state, run, ("shapes",)) for state in states]
+    assert len({*map(id, reports)}) == len(states)
+
+
 def test_audit_is_repeated_for_a_program_that_is_compiled_again(monkeypatch):
     """A task that is changed in place trains another program once its first is dropped."""
     made, job = audits(monkeypatch), job_of()

@@ -209,6 +209,7 @@ def assert_all_have(folder, step, count=2, dtype=np.float32):
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_saved_parts_load_in_any_number_of_processes(tmp_path, dealt, dtype):
     save_parts(tmp_path / "c", dtype=dtype)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "c").iterdir()} == {0o600}
     for count in (1, 2, 3):
         assert_all_have(tmp_path / "c", 2, count, dtype)
 

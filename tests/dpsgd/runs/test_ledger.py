@@ -222,6 +222,12 @@ def test_a_ledger_of_another_name_is_refused(path, place):
     assert "\n" not in str(refused.value)
 
 
+def test_a_ledger_that_is_being_written_is_opened_by_nobody_else(path):
+    for writing in (lambda: Ledger.create(path, terms()), lambda: Ledger.open(path)):
+        with writing(), pytest.raises(LedgerError, match="another process is training"):
+            Ledger.open(path)
+
+
 def test_audits_precede_the_release_as_the_ledgers_last_line(path):
     with Ledger.open(declared(path, blocks=[(0, 30)])) as ledger:
         ledger.audited("passed")

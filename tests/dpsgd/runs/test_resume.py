@@ -343,6 +343,14 @@ def test_a_stop_without_its_samplers_seed_is_not_continued(stopped, changes):
     assert RunDirectory(stopped).stop_file.read(sampler) is None
 
 
+def test_a_stop_with_another_digit_in_its_seed_is_not_continued(stopped):
+    record = json.loads((stopped / STOP).read_text())
+    record["seed"] = f"{int(record['seed'], 16) ^ 1:x}"
+    (stopped / STOP).write_text(json.dumps(record))
+    sampler = read(stopped / "ledger.jsonl").attempts[0].terms.mechanism.sampler
+    assert RunDirectory(stopped).stop_file.read(sampler) is None
+
+
 @pytest.mark.parametrize("when", ["declared", "saved"])
 def test_a_full_disk_costs_nothing(stopped, monkeypatch, when):
     def full(*of, **how):

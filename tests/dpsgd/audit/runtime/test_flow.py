@@ -283,7 +283,7 @@ class Again(Independent):
             "by its own +": lambda: mean(one(total), jax.tree.map(own, total)),
             "in parts": lambda: one(total) | {"w": mean(one([w, w[:3]])[0], one(w))},
             "gathered": lambda: one(total) | {"w": one(w[jnp.zeros(D, jnp.int32)])},
-            "in a loop": lambda: one(total) | {"w": in_a_loop(w)},
+            "in a loop": lambda: one({"table": total["table"]}) | {"w": in_a_loop(w)},
             "in a called loop": lambda: one(total) | {"w": jax.jit(in_a_loop)(w)},
             "copies": lambda: jax.tree.map(copies, total),
             "mapped": lambda: one(total) | {"w": mapped(w)},
