@@ -58,12 +58,11 @@ class TableSnapshot:
         }
 
     def stray(self) -> str:
-        """Describes rows that differ from the snapshot; empty if none.
+        """Describes rows of the device copy that differ from the snapshot; empty if none.
 
-        The device copy is dropped: the next call borrows a new copy.
+        It sees the calls that returned the copy, and nothing while a call borrows it.
         """
-        now, self._now = self._now, None
-        for k, table in (now or {}).items():
+        for k, table in (self._now or {}).items():
             pairs: Any = zip(table[:2], self.tables[k][:2], strict=True)
             for current, original in pairs:
                 for start in range(0, 0 if original is None else len(original), _CHUNK):

@@ -147,13 +147,14 @@ class _Tables:
     def checks(self) -> list[CheckResult]:
         """Compares rows, and returns the checks."""
         checks = [self._sizes_check(), self._fresh_check()]
+        self._unwritten = self.snapshot.stray()  # before other calls borrow the copy and keep it
         mechanism = noise_dominated(self.probe.mechanism)
         if mechanism is None:
             why = f"C = {self.probe.mechanism.l2_clip_norm:.3g} is too small to scale down"
             return checks + [CheckResult.skipped(n, why) for n in (WRITTEN, LAW, FLUSHED)]
         self._follow_steps(mechanism)
         checks += self._follow_blocks(mechanism)
-        wrong = self._unwritten or self.snapshot.stray()
+        wrong = self._unwritten
         total = sum(map(len, (table.values for table in self.snapshot.tables.values())))
         checks.append(CheckResult(WRITTEN, not wrong, wrong or f"{total:,} rows"))
         for tests in (self.pending, self.flushed):

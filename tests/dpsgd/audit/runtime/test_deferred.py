@@ -15,6 +15,7 @@ from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime import deferred
 from dpsgd.audit.runtime.deferred import FLUSHED, FRESH, LAW, SIZES, WRITTEN, deferred_checks
 from dpsgd.audit.runtime.differential import step_checks
+from dpsgd.audit.tables import TableSnapshot
 from dpsgd.engine import loop
 from dpsgd.engine.lazy.gaps import Gaps
 from dpsgd.engine.lazy.laws import RunLaws
@@ -136,6 +137,12 @@ def others_are_given(self, num_steps):
     return OF_RUN(dataclasses.replace(self, learning_rate=lambda k: from_0(k // 2)), num_steps)
 
 
+def not_flushed(algorithm, arguments, placement):
+    state = arguments[0]
+    tables = {k: table._replace(steps=None) for k, table in state.lazy_tables.items()}
+    return state.with_tables(tables)
+
+
 OF, AT, OF_RUN = RunLaws.block_arrays, Gaps.ending_at, LazyTables.of_run
 
 
@@ -158,16 +165,30 @@ def test_laws_of_other_steps_are_caught(program, monkeypatch, owner, name, plant
         assert check in failed(Probe(ALGORITHM, MECHANISM, state, ROWS, root=ROOT))
 
 
-def test_gradients_of_rows_that_are_not_up_to_date_are_caught(program, monkeypatch):
-    """A release takes the rows that it is given for rows with all of their noise."""
+def test_stale_gradients_stray_rows_and_a_missed_flush_are_caught(program, monkeypatch):
+    """A release takes the rows that it is given for rows with all of their noise.
+
+    A step also changes a row that no example looks up, and training leaves out its third flush.
+    """
+    row, flushes = np.setdiff1d(np.arange(R), program.snapshot.rows[0])[0], []
 
     def release(self, *of, rows=None, step=None, sound=Probe.release, **how):
         if rows:
             rows = {k: x._replace(steps=np.full_like(x.steps, step)) for k, x in rows.items()}
         return sound(self, *of, rows=rows, step=step, **how)
 
+    def take_back(self, tables, sound=TableSnapshot.take_back):
+        moved = {k: x._replace(values=x.values.at[row].add(1.0)) for k, x in tables.items()}
+        return sound(self, moved)
+
+    def flush(*arguments, sound=loop.flush_noise):
+        flushes.append(arguments)
+        return sound(*arguments) if len(flushes) < 3 else not_flushed(*arguments)
+
     monkeypatch.setattr(Probe, "release", release)
-    assert FRESH in failed(program)
+    monkeypatch.setattr(TableSnapshot, "take_back", take_back)
+    monkeypatch.setattr(loop, "flush_noise", flush)
+    assert failed(program) == {FRESH, WRITTEN, FLUSHED}
 
 
 def test_rows_written_beside_those_looked_up_are_caught(program, monkeypatch):
@@ -199,11 +220,6 @@ def test_a_row_marked_as_read_and_not_looked_up_is_caught(program, monkeypatch):
 
 
 def test_training_that_leaves_out_its_last_flush_is_caught(program, monkeypatch):
-    def not_flushed(algorithm, arguments, placement):
-        state = arguments[0]
-        tables = {k: table._replace(steps=None) for k, table in state.lazy_tables.items()}
-        return state.with_tables(tables)
-
     monkeypatch.setattr(loop, "flush_noise", not_flushed)
     assert failed(program) >= {FLUSHED}
 
