@@ -108,15 +108,20 @@ def quiet_run(kind):
     return with_costs(kind, privacy=privacy)
 
 
-def quiet_on_the_same_rows(kind):
+def quiet_on_the_same_rows(kind, quiet=True):
     """A part that states the cost of several attempts on the same rows at more noise."""
 
     def privacy_of(self, *more, same_rows=False):
         *sampler, sigma, attempts = more
-        sigma *= 9 if same_rows else 1
+        sigma *= 9 if len(attempts) > 1 and same_rows == quiet else 1
         return kind.privacy_of(self, *sampler, sigma, attempts, same_rows=same_rows)
 
     return with_costs(kind, privacy_of=privacy_of)
+
+
+def quiet_on_other_rows(kind):
+    """A part that states the cost of several attempts on other rows at more noise."""
+    return quiet_on_the_same_rows(kind, quiet=False)
 
 
 TWO_EPOCHS = 640, 32, 2
@@ -201,7 +206,7 @@ def test_sound_samplers_of_trees_shapes_and_users_pass():
         assert all(check.passed for check in cost_checks(known, 1.0, delta=1e-3))
 
 
-@pytest.mark.parametrize("change", [quiet_run, quiet_on_the_same_rows])
+@pytest.mark.parametrize("change", [quiet_run, quiet_on_the_same_rows, quiet_on_other_rows])
 def test_a_noise_that_states_less_than_its_run_costs_is_refused(change):
     runs = [(Poisson(*SIZES, overflow="accumulate"), 1.0)]
     assert price_check(Independent(), runs).passed

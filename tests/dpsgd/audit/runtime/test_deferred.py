@@ -211,6 +211,20 @@ def test_rows_written_beside_those_looked_up_are_caught(program, monkeypatch):
     assert failed(program)
 
 
+def test_only_rows_changed_beside_those_looked_up_are_stray(program):
+    looked_up = {k: rows[:-1] for k, rows in program.snapshot.rows.items()}
+    snapshot = TableSnapshot(program.state, looked_up)
+    for number, stray in ((-2, False), (-1, True)):
+        row = program.snapshot.rows[0][number]
+        for name in ("values", "momentum"):
+            tables = {
+                k: table._replace(**{name: getattr(table, name).at[row].add(1.0)})
+                for k, table in snapshot.borrow(3).items()
+            }
+            snapshot.take_back(tables)
+            assert bool(snapshot.stray()) == stray
+
+
 def test_a_row_marked_as_read_and_not_looked_up_is_caught(program, monkeypatch):
     def looked_up(self, plan, step, *attempt, sound=Probe.looked_up):
         return {k: rows[:-1] for k, rows in sound(self, plan, step, *attempt).items()}
