@@ -165,17 +165,15 @@ def test_laws_of_other_steps_are_caught(program, monkeypatch, owner, name, plant
         assert check in failed(Probe(ALGORITHM, MECHANISM, state, ROWS, root=ROOT))
 
 
-def test_stale_gradients_stray_rows_and_a_missed_flush_are_caught(program, monkeypatch):
-    """A release takes the rows that it is given for rows with all of their noise.
+def up_to_date(self, *of, rows=None, step=None, sound=Probe.release, **how):
+    """A release that takes the rows that it is given for rows with all of their noise."""
+    if rows:
+        rows = {k: x._replace(steps=np.full_like(x.steps, step)) for k, x in rows.items()}
+    return sound(self, *of, rows=rows, step=step, **how)
 
-    A step also changes a row that no example looks up, and training leaves out its third flush.
-    """
+
+def test_stale_gradients_stray_rows_and_a_missed_flush_are_seen(program, monkeypatch):
     row, flushes = np.setdiff1d(np.arange(R), program.snapshot.rows[0])[0], []
-
-    def release(self, *of, rows=None, step=None, sound=Probe.release, **how):
-        if rows:
-            rows = {k: x._replace(steps=np.full_like(x.steps, step)) for k, x in rows.items()}
-        return sound(self, *of, rows=rows, step=step, **how)
 
     def take_back(self, tables, sound=TableSnapshot.take_back):
         moved = {k: x._replace(values=x.values.at[row].add(1.0)) for k, x in tables.items()}
@@ -185,7 +183,7 @@ def test_stale_gradients_stray_rows_and_a_missed_flush_are_caught(program, monke
         flushes.append(arguments)
         return sound(*arguments) if len(flushes) < 3 else not_flushed(*arguments)
 
-    monkeypatch.setattr(Probe, "release", release)
+    monkeypatch.setattr(Probe, "release", up_to_date)
     monkeypatch.setattr(TableSnapshot, "take_back", take_back)
     monkeypatch.setattr(loop, "flush_noise", flush)
     assert failed(program) == {FRESH, WRITTEN, FLUSHED}
