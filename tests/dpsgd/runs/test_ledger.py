@@ -19,6 +19,7 @@ import accounting
 from accounting import TrialCount
 from dpsgd import Mechanism, RunSpec, Segment, cost
 from dpsgd.core.queries import FullSums
+from dpsgd.core.segments import check_together
 from dpsgd.files import write_atomically
 from dpsgd.runs.history import NO_HEAD, History, LedgerError, line_of, read
 from dpsgd.runs.ledger import Ledger
@@ -139,6 +140,12 @@ def test_steps_of_another_attempt_cost_more(path):
         assert twice.attack_advantage.upper < 2 * once.attack_advantage.upper
         assert not any("mechanism was changed" in note for note in twice.notes)
     assert read(path).guarantee() == twice
+
+
+@pytest.mark.parametrize("sampler", OF_UNITS[:4], ids=lambda s: f"{type(s).__name__} {s.unit}")
+def test_runs_that_draw_units_from_a_tree_have_no_joint_cost(sampler):
+    with pytest.raises(ValueError, match="from a tree"):
+        check_together([terms(sampler).plan] * 2)
 
 
 def test_of_a_tree_its_shape_alone_is_kept(path):
