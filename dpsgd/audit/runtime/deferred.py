@@ -151,7 +151,10 @@ class _Tables:
         mechanism = noise_dominated(self.probe.mechanism)
         if mechanism is None:
             why = f"C = {self.probe.mechanism.l2_clip_norm:.3g} is too small to scale down"
-            return checks + [CheckResult.skipped(n, why) for n in (WRITTEN, LAW, FLUSHED)]
+            skipped = [CheckResult.skipped(n, why) for n in (WRITTEN, LAW, FLUSHED)]
+            if self._unwritten:
+                skipped[0] = CheckResult(WRITTEN, False, self._unwritten)
+            return checks + skipped
         self._follow_steps(mechanism)
         checks += self._follow_blocks(mechanism)
         wrong = self._unwritten

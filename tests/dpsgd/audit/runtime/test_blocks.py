@@ -160,9 +160,17 @@ def the_keys_of_the_first_attempt(patch):
     patch.setattr(loop, "keys_of", first)
 
 
+def declared_in_part(patch):
+    def blocks(*arguments, declare, sound=loop.train_blocks, **named):
+        return sound(*arguments, declare=lambda steps: declare(steps[:-1]), **named)
+
+    patch.setattr("dpsgd.audit.probe.train_blocks", blocks)
+
+
 @pytest.mark.parametrize(
     ("plant", "checks", "sampler"),
     [
+        (declared_in_part, {STEPS}, SHUFFLE),
         (first_batches_again, {BATCHES}, SHUFFLE),
         (public_key(after_the_first), {STEPS}, SHUFFLE),
         (public_key(in_the_middle_of_the_run), {STEPS}, SHUFFLE),

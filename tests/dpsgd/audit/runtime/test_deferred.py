@@ -1,6 +1,7 @@
 """The audit sees the noise of tables that comes late: what it catches is in tests/mutants."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -187,6 +188,8 @@ def test_stale_gradients_stray_rows_and_a_missed_flush_are_seen(program, monkeyp
     monkeypatch.setattr(TableSnapshot, "take_back", take_back)
     monkeypatch.setattr(loop, "flush_noise", flush)
     assert failed(program) == {FRESH, WRITTEN, FLUSHED}
+    monkeypatch.setattr(deferred, "noise_dominated", lambda mechanism: None)  # as with a tiny C
+    assert failed(program) == {FRESH, WRITTEN}
 
 
 def test_rows_written_beside_those_looked_up_are_caught(program, monkeypatch):
@@ -211,16 +214,14 @@ def test_rows_written_beside_those_looked_up_are_caught(program, monkeypatch):
 
 def test_only_rows_changed_beside_those_looked_up_are_stray(program):
     looked_up = {k: rows[:-1] for k, rows in program.snapshot.rows.items()}
-    snapshot = TableSnapshot(program.state, looked_up)
-    for number, stray in ((-2, False), (-1, True)):
-        row = program.snapshot.rows[0][number]
-        for name in ("values", "momentum"):
-            tables = {
-                k: table._replace(**{name: getattr(table, name).at[row].add(1.0)})
-                for k, table in snapshot.borrow(3).items()
-            }
-            snapshot.take_back(tables)
-            assert bool(snapshot.stray()) == stray
+    for number, name in itertools.product((-2, -1), ("values", "momentum")):
+        snapshot, row = TableSnapshot(program.state, looked_up), program.snapshot.rows[0][number]
+        tables = {
+            k: table._replace(**{name: getattr(table, name).at[row].add(1.0)})
+            for k, table in snapshot.borrow(3).items()
+        }
+        snapshot.take_back(tables)
+        assert bool(snapshot.stray()) == (number == -1)
 
 
 def test_a_row_marked_as_read_and_not_looked_up_is_caught(program, monkeypatch):
