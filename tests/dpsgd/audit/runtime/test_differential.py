@@ -89,6 +89,7 @@ BUGS = {
     ),
     "a constant in the place of C": lambda b: b.rows(CLIP),
     "the last row is clipped to 2 C": lambda b: b.rows(b.clip * (1 + (b.place == b.size - 1))),
+    "row 0 is clipped to 2 C": lambda b: b.rows(b.clip * (1 + b.is_row_0)),
     "one row in the middle counts twice": lambda b: b.times(1 + (b.place == b.size // 3)),
     "the neighbour's norm, in microbatches above 64": lambda b: b.rows(
         norm=jnp.roll(b.norm, int(b.size > 64))
@@ -113,6 +114,9 @@ BUGS = {
     "padding counts unless it is row 0": lambda b: b.rows(real=b.real | ~b.is_row_0),
     "padding is multiplied away": lambda b: b.weights[:, None] * b.shortened(),
     "NaN is not looked for": lambda b: jnp.where(b.real[:, None], b.shortened(), 0),
+    "NaN is looked for in all places but the last": lambda b: jnp.where(
+        (b.real & (b.place == b.size - 1))[:, None], b.shortened(), b.rows()
+    ),
     "a norm that overflows clips nothing": overflowing,
 }
 """What rows add to a sum, where it is not sound."""
@@ -157,6 +161,7 @@ def passes(algorithm, fault):
     "1 %*",
     "5 %*",
     "2 C*",
+    "row 0*",
     "the [lm]*",
     "norms u*",
     "a member*",
