@@ -71,7 +71,9 @@ def audit_program(
     state = state or algorithm.init(params, mechanism, rows)
     probe = Probe(algorithm, mechanism, state, rows, layout=layout, root=root)
     checks = flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)
-    checks += step_checks(probe) + block_checks(probe) + deferred_checks(probe)
+    checks += step_checks(probe)
+    deferred = deferred_checks(probe)  # looks at tables after the releases above
+    checks += block_checks(probe) + deferred
     checks += own_price_checks(mechanism.noise, [(sampler, mechanism.noise_multiplier)], delta)
     claimed = sampler if claimed is None else claimed
     draws = draw_checks(sampler, claimed, seed=root.sampling_seed(0), bands=mechanism.noise.bands)

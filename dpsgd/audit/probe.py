@@ -179,7 +179,7 @@ class Probe:
             return None
         members = np.full(self.places, self.nan)
         next_state, log = self.called(self.begun(), members, return_gradient=True)
-        self._taken_back(next_state)
+        self._taken_back(next_state, self.first_step)
         return self.nan if int(np.asarray(log.nonfinite_count)[0]) == self.places else None
 
     @property
@@ -263,7 +263,7 @@ class Probe:
         released = next_state.raw_params
         if self.snapshot is not None:
             read_rows = {}
-            for k, table in self._taken_back(next_state).items():
+            for k, table in self._taken_back(next_state, number).items():
                 read = np.equal(table.steps, number + 1).reshape(-1, *[1] * (table.values.ndim - 1))
                 read_rows[k] = np.where(read, table.values, np.float32(0))
             released = join_leaves(next_state.params_without_tables, read_rows)
@@ -273,9 +273,9 @@ class Probe:
         ]
         return [leaf.astype(np.float32, copy=False) for leaf in leaves]
 
-    def _taken_back(self, after: TrainState) -> dict[int, Table]:
+    def _taken_back(self, after: TrainState, step: int) -> dict[int, Table]:
         """Returns the looked-up rows after a step, and restores them."""
-        return {} if self.snapshot is None else self.snapshot.take_back(after.lazy_tables)
+        return {} if self.snapshot is None else self.snapshot.take_back(after.lazy_tables, step)
 
     def placement_mismatch(self) -> str | None:
         """Returns the path of a leaf that differs between devices.
@@ -284,7 +284,7 @@ class Probe:
         """
         next_state, _ = self.called(self.begun(), self.full_batch, return_gradient=False)
         path = placement_mismatch(next_state)
-        self._taken_back(next_state)
+        self._taken_back(next_state, self.first_step)
         return path
 
     def flush(self, state: TrainState, mechanism: Mechanism, attempt: int) -> TrainState:

@@ -32,6 +32,7 @@ class TableSnapshot:
         self.tables = {k: Table(*table) for k, table in state.lazy_tables.items()}
         self.rows = rows
         self._now: dict[int, Any] | None = None
+        self._strayed = ""
 
     def borrow(self, step: int) -> dict[int, Table]:
         """Returns the donatable device copy, up to date at `step`."""
@@ -43,9 +44,20 @@ class TableSnapshot:
             for k, table in now.items()
         }
 
-    def take_back(self, tables: dict[int, Table]) -> dict[int, Table]:
-        """Returns the looked-up rows of the devices' tables after a step, and restores them."""
+    def take_back(self, tables: dict[int, Table], step: int) -> dict[int, Table]:
+        """Returns the looked-up rows after a step, and restores them.
+
+        Args:
+          tables: Tables on the devices after the step.
+          step: Number of the step.
+        """
         looked_up = some_rows(tables, self.rows)
+        steps = {k: table.steps for k, table in tables.items()}
+        arguments = steps, np.int32(step + 1)
+        written = compiled(_written, (), arguments)(*arguments)
+        for k, rows in looked_up.items():
+            if int(hosted(written[k])) != np.count_nonzero(rows.steps == step + 1):
+                self._strayed = f"step {step:,} wrote rows of leaf {k} that no example looks up"
         without: dict[int, Any] = {k: table._replace(steps=None) for k, table in tables.items()}
         self._now = put_rows(without, self.rows, self.first())
         return looked_up
@@ -68,8 +80,10 @@ class TableSnapshot:
                 for start in range(0, 0 if original is None else len(original), _CHUNK):
                     chunk = hosted(current[start : start + _CHUNK])
                     if chunk.tobytes() != original[start : start + _CHUNK].tobytes():
-                        return f"rows of leaf {k} from {start:,} on changed without a look-up"
-        return ""
+                        self._strayed = (
+                            f"rows of leaf {k} from {start:,} on changed without a look-up"
+                        )
+        return self._strayed
 
 
 def some_rows(tables: dict[int, Any], rows: dict[int, np.ndarray]) -> dict[int, Table]:
@@ -97,3 +111,7 @@ def _write_rows(tables, rows, new):
         )
         for k, table in tables.items()
     }
+
+
+def _written(steps, stop):
+    return {k: jnp.sum(x == stop) for k, x in steps.items()}

@@ -191,7 +191,7 @@ def _microbatch(
 ) -> tuple[PyTree, Array]:
     """Returns one microbatch of batch and weights, `per_scan` rows of each device's range.
 
-    The last one begins among the rows of the one before, which are there at weight zero.
+    The last one also has rows of the one before it, at weight zero, to be of equal size.
     """
     size = rows[1].shape[0] // devices
     start = jnp.minimum(number * per_scan, size - per_scan)

@@ -90,13 +90,13 @@ def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
     >>> mechanism_record(mechanism)["noise_multiplier"]
     1.0
     """
-    sampler, clip = mechanism.sampler, mechanism.l2_clip_norm
+    sampler, clip, noise = mechanism.sampler, mechanism.l2_clip_norm, mechanism.noise
     return to_json(
         {
             "sampler": {"name": SAMPLERS.name_of(type(sampler)), **sampler.terms()},
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": clip if math.isfinite(clip) else None,
-            "noise": mechanism.noise.record(),
+            "noise": {"name": NOISES.name_of(type(noise)), **dataclasses.asdict(noise)},
             "full_sums": mechanism.full_sums,
             "adjacency": ADJACENCY,
             **({"code": code} if (code := own_code(mechanism)) else {}),

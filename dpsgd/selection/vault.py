@@ -39,7 +39,7 @@ class VaultSecret:
         return cls(os.urandom(32))
 
     def save(self, path: Path, selection: str) -> None:
-        """Writes the secret to a new file.
+        """Writes the secret to a file.
 
         The file also has its inode number, so that `load` refuses a copy.
 

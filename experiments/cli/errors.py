@@ -82,7 +82,7 @@ def _in_own_code(error: BaseException) -> str | None:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).resolve().parent in folders
+        if not frame.filename.startswith("<") and Path(frame.filename).resolve().parent in folders
     ]
     if not frames:
         return None

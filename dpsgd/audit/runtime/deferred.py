@@ -147,7 +147,7 @@ class _Tables:
     def checks(self) -> list[CheckResult]:
         """Compares rows, and returns the checks."""
         checks = [self._sizes_check(), self._fresh_check()]
-        self._unwritten = self.snapshot.stray()  # before other calls borrow the copy and keep it
+        self._unwritten = self.snapshot.stray()  # before calls that keep the copy
         mechanism = noise_dominated(self.probe.mechanism)
         if mechanism is None:
             why = f"C = {self.probe.mechanism.l2_clip_norm:.3g} is too small to scale down"

@@ -215,10 +215,10 @@ class _Steps:
             if numbers:
                 members = np.append(numbers, full[:1])[: self._every.size]
                 yield _Look(f"{name} examples", members, quiet(base), self._every[: members.size])
-        for place in () if self._poison is None else (0, -1):
+        for word, place in () if self._poison is None else (("first", 0), ("last", -1)):
             members = np.full(self._every.size, nan)
             members[place] = full[0]
-            yield _Look("NaN in all other places", members, quiet(base), self._every)
+            yield _Look(f"NaN but in the {word} place", members, quiet(base), self._every)
         longest = self._numbers[self._steady[[int(np.argmax(self._norms))]]]
         for excess in _ABOVE:
             mechanism = quiet(base, self.largest / (1 + excess))

@@ -24,7 +24,7 @@ from dpsgd import (
 from dpsgd.runs.attempts import decide
 from dpsgd.runs.history import LedgerError, read
 from dpsgd.runs.ledger import Ledger
-from dpsgd.runs.terms import Terms
+from dpsgd.runs.terms import Terms, mechanism_record
 from samplers import Deterministic, Poisson
 
 pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
@@ -127,6 +127,18 @@ def test_unknown_noise_in_a_ledger_is_refused_in_one_line(noise, message):
     with pytest.raises(ValueError, match=message) as error:
         Terms.from_record(body if noise is None else {**body, "noise": noise})
     assert "\n" not in str(error.value)
+
+
+@dataclass(frozen=True)
+class Borrowed(Independent):
+    """Noise from outside the package, with the name of one from inside."""
+
+    NAME = "independent"
+
+
+def test_a_ledger_names_an_own_noise_by_its_module():
+    mechanism = Mechanism(Deterministic(8, 4), 1.0, 1.0, noise=Borrowed())
+    assert mechanism_record(mechanism)["noise"]["name"] == f"{__name__}:Borrowed"
 
 
 def test_correlated_noise_costs_as_independent_for_apart_steps():

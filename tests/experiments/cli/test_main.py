@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import cli
+from experiments.cli.errors import in_one_line
 from experiments.tasks.clicks.formats import DISPLAY
 from experiments.tasks.clicks.synthetic import rows as synthetic
 
@@ -162,3 +163,8 @@ def test_groups_of_a_table_are_named_by_its_values(declared, tmp_path, command):
     groups = said.split("by city:")[1].split("\n\n")[0]
     assert all(name in groups for name in ("Rome", "Oslo", "missing"))
     assert "bucket" not in said
+
+
+def test_a_bug_under_generated_code_keeps_its_traceback():
+    with pytest.raises(KeyError):
+        in_one_line("dpsgd", lambda: exec("{}['missing']"))  # as in a dataclass's own __init__

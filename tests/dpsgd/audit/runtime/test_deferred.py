@@ -176,9 +176,9 @@ def up_to_date(self, *of, rows=None, step=None, sound=Probe.release, **how):
 def test_stale_gradients_stray_rows_and_a_missed_flush_are_seen(program, monkeypatch):
     row, flushes = np.setdiff1d(np.arange(R), program.snapshot.rows[0])[0], []
 
-    def take_back(self, tables, sound=TableSnapshot.take_back):
+    def take_back(self, tables, step, sound=TableSnapshot.take_back):
         moved = {k: x._replace(values=x.values.at[row].add(1.0)) for k, x in tables.items()}
-        return sound(self, moved)
+        return sound(self, moved, step)
 
     def flush(*arguments, sound=loop.flush_noise):
         flushes.append(arguments)
@@ -220,7 +220,7 @@ def test_only_rows_changed_beside_those_looked_up_are_stray(program):
             k: table._replace(**{name: getattr(table, name).at[row].add(1.0)})
             for k, table in snapshot.borrow(3).items()
         }
-        snapshot.take_back(tables)
+        snapshot.take_back(tables, 3)
         assert bool(snapshot.stray()) == (number == -1)
 
 
