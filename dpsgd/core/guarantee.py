@@ -207,7 +207,7 @@ class Guarantee:
         return attack_in_words(advantage, self.unit)
 
     def record(self) -> dict[str, Any]:
-        """Returns the guarantee as JSON values, null for infinite ends."""
+        """Returns the guarantee for `json.dumps`, with None for infinite ends."""
         advantage, mechanism = self.attack_advantage, self.mechanism
         sums, together = mechanism.full_sums, self.together.record() if self.together else {}
         return {

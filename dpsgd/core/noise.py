@@ -53,9 +53,11 @@ class Noise(abc.ABC):
 
     @property
     def name(self) -> str:
-        """Name of the class in records: its own `NAME`, or "module:qualified name"."""
-        own_name = f"{type(self).__module__}:{type(self).__qualname__}"
-        return vars(type(self)).get("NAME", own_name)  # subclasses do not inherit `NAME`
+        """Name of the class in records: `NAME` of a built-in one, or "module:qualified name"."""
+        law = type(self)
+        if law.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            return vars(law)["NAME"]
+        return f"{law.__module__}:{law.__qualname__}"  # even if it has or inherits a `NAME`
 
     @property
     def label(self) -> str:
@@ -186,7 +188,10 @@ class Noise(abc.ABC):
         return noises
 
     def record(self) -> dict[str, Any]:
-        """Returns the name and settings as JSON values."""
+        """Returns the name and settings, as ledgers and guarantees state them.
+
+        `json.dumps` writes them; tuples among them become arrays.
+        """
         return {"name": self.name, **dataclasses.asdict(self)}
 
 

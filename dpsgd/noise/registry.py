@@ -9,8 +9,8 @@ from dpsgd.core.noise import Independent, Noise
 from dpsgd.noise.correlated import BandedToeplitz
 from samplers.registry import Registry
 
-NOISES = Registry("noise", Noise, {"independent": Independent, "banded toeplitz": BandedToeplitz})
-"""Noises by name."""
+NOISES = Registry("noise", Noise, {law.NAME: law for law in (Independent, BandedToeplitz)})
+"""Noises by name, see `Noise.name`."""
 
 
 def noise_label(record: Mapping[str, Any]) -> str:

@@ -96,7 +96,7 @@ def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
             "sampler": {"name": SAMPLERS.name_of(type(sampler)), **sampler.terms()},
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": clip if math.isfinite(clip) else None,
-            "noise": {"name": NOISES.name_of(type(noise)), **dataclasses.asdict(noise)},
+            "noise": noise.record(),
             "full_sums": mechanism.full_sums,
             "adjacency": ADJACENCY,
             **({"code": code} if (code := own_code(mechanism)) else {}),

@@ -136,9 +136,10 @@ class Borrowed(Independent):
     NAME = "independent"
 
 
-def test_a_ledger_names_an_own_noise_by_its_module():
-    mechanism = Mechanism(Deterministic(8, 4), 1.0, 1.0, noise=Borrowed())
-    assert mechanism_record(mechanism)["noise"]["name"] == f"{__name__}:Borrowed"
+def test_ledger_and_guarantee_name_own_noise_by_its_module():
+    law = Mechanism(Deterministic(8, 4), 1.0, 1.0, noise=Borrowed())
+    guarantee = cost([Segment(law)], 1e-5).record()
+    assert guarantee["noise"] == mechanism_record(law)["noise"] == {"name": f"{__name__}:Borrowed"}
 
 
 def test_correlated_noise_costs_as_independent_for_apart_steps():
