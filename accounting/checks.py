@@ -56,6 +56,8 @@ Noise = Annotated[float, Ge(1e-100), Le(1e10)]
 Release = Annotated[Any, Must("a noise multiplier in [1e-100, 1e+10], or infinite", _is_release)]
 """Noise multiplier of a further Gaussian release of every example; infinite for none."""
 Probability = Annotated[float, Gt(0), Le(1)]
+GridProbability = Annotated[float, Ge(1e-12), Le(1)]
+"""Probability of a draw on grids alone: a rarer one, which costs no more, is lost in rounding."""
 
 
 def check_noise_multiplier(noise_multiplier: float, name: str = "noise_multiplier") -> None:

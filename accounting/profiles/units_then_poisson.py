@@ -13,7 +13,7 @@ from accounting.algebra.likelihood_ratio import ROUNDING, Ratio
 from accounting.algebra.lower import LowerRatio
 from accounting.algebra.mixtures import sampled_release
 from accounting.algebra.upper import UpperRatio
-from accounting.checks import Probability
+from accounting.checks import GridProbability
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile, known_order
 from accounting.profiles.poisson import PoissonProfile
@@ -37,16 +37,16 @@ class UnitsThenPoissonProfile(RepeatedProfile):
     Args:
       noise_multiplier: s, in units of the clipping norm.
       steps: T, number of releases.
-      unit_prob: G, in (0, 1].
-      sampling_prob: q, in (0, 1].
+      unit_prob: G, in [1e-12, 1].
+      sampling_prob: q, in [1e-12, 1].
       siblings: Number of its unit's further leaves; it raises the lower end alone.
 
     Raises:
       ValueError: If a number is out of range.
     """
 
-    unit_prob: Probability
-    sampling_prob: Probability
+    unit_prob: GridProbability
+    sampling_prob: GridProbability
     siblings: Annotated[int, Ge(0), Lt(2**63)] = 0
 
     gap_note: ClassVar[str] = "the upper end assumes an attacker who knows which units were drawn"

@@ -20,7 +20,7 @@ from accounting.algebra.mixtures import (
 )
 from accounting.algebra.refinement import GridError
 from accounting.algebra.upper import UpperRatio
-from accounting.checks import Probability
+from accounting.checks import GridProbability
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
@@ -72,14 +72,14 @@ class UserPoissonProfile(RepeatedProfile):
     Args:
       noise_multiplier: s, in units of the clipping norm of one example.
       steps: T, number of releases.
-      sampling_prob: q, in (0, 1].
+      sampling_prob: q, in [1e-12, 1].
       max_contributions: tau, most examples of one user.
 
     Raises:
       ValueError: If a number is out of range.
     """
 
-    sampling_prob: Probability
+    sampling_prob: GridProbability
     max_contributions: Count
 
     def ceiling(self) -> GaussianProfile:

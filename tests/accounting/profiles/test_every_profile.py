@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
@@ -159,6 +160,19 @@ RECORDS = [name for name, (make, _) in PROFILES.items() if isinstance(make(1.0),
 def test_values_outside_their_annotations_are_refused_by_name(name):
     zero = [] if name == "units" else [0]  # a leaf may have no siblings
     assert_refused(PROFILES[name][0](1.0), *zero, -1, 2**64)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("users", "sampling_prob"), ("units", "unit_prob"), ("units", "sampling_prob")],
+)
+def test_draws_rarer_than_rounding_are_refused_by_name(name, field):
+    def drawn(probability):
+        return dataclasses.replace(PROFILES[name][0](1.0), **{field: probability})
+
+    assert drawn(1e-12).deviation() > 0.0  # the grid step is relative to it
+    with pytest.raises(ValueError, match=f"{field} must be .* >= 1e-12 .* got 9e-13"):
+        drawn(9e-13)
 
 
 @EVERY
