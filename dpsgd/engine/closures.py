@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -197,13 +197,27 @@ def require_closed(
                         f"the optimizer uses {equation.primitive.name} at {location}, which "
                         f"{fault}; build it from jax.numpy, jax.lax and optax alone"
                     )
-    counts = {sampler.num_examples, sampler.num_units}
-    near = {count + offset for count in counts for offset in (-1, 0, 1)}
     loss = getattr(algorithm.clipped_sum, "loss_fn", None)
     pairs = [("the optimizer", held_arrays(t)) for t in traces]
     pairs += [("the optimizer", reachable_arrays(optimizer)), ("the loss", reachable_arrays(loss))]
-    pairs += [("the loss or the optimizer", held_arrays(trace))]
-    for owner, arrays in pairs:
+    refuse_rows([*pairs, ("the loss or the optimizer", held_arrays(trace))], sampler)
+
+
+def refuse_rows(
+    arrays_by_owner: Iterable[tuple[str, Iterable[tuple[Any, str]]]], sampler: BatchSampler
+) -> None:
+    """Refuses undeclared arrays with about as many entries as there are rows or units.
+
+    Args:
+      arrays_by_owner: Owners in words, each with its arrays and their places.
+      sampler: Sampler of the run.
+
+    Raises:
+      ValueError: For the first such array.
+    """
+    counts = {sampler.num_examples, sampler.num_units}
+    near = {count + offset for count in counts for offset in (-1, 0, 1)}
+    for owner, arrays in arrays_by_owner:
         for array, location in arrays:
             for size in near & set(array.shape):
                 raise ValueError(

@@ -20,6 +20,7 @@ import optax
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import Algorithm, dpsgd
+from dpsgd.engine.closures import held_arrays, reachable_arrays, refuse_rows
 from dpsgd.engine.copies import hosted, on_one_device
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import columns_of, train_blocks
@@ -151,18 +152,20 @@ def sums_run(
 
     Raises:
       ValueError: If a row's inputs or statistic could depend on other rows, the statistic is not a
-        vector, or the refinement has no hash.
+        vector, the refinement has no hash, or it holds an array that may be rows.
     """
-    try:  # arrays have none, and the reading of rows is no part of the closures that are scanned
+    try:  # arrays have none
         hash(refinement)
     except TypeError as error:
         raise ValueError(
             f"{type(refinement).__name__} must be a frozen dataclass of parts that have a hash, "
             f"such as functions and numbers: {error}"
         ) from None
-    rows = read_rows(refinement, params, data)
     with in_32_bits():
         start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), refinement.start())
+    _require_closed(refinement, mechanism, params, start, data)
+    rows = read_rows(refinement, params, data)
+    with in_32_bits():
         vector = jax.eval_shape(refinement.statistic, start, shapes_of_rows(rows))
         if not isinstance(vector, jax.ShapeDtypeStruct) or len(vector.shape) != 1:
             raise ValueError(f"a row's statistic must be a vector, float32[d], got {vector}")
@@ -172,6 +175,27 @@ def sums_run(
         algorithm = algorithm._replace(freezes=False)
         leaves = {"state": start, "sum": jnp.zeros(vector.shape, jnp.float32)}
         return SumsRun(algorithm, mechanism, algorithm.init(leaves, mechanism), rows, placement)
+
+
+def _require_closed(
+    refinement: Refinement, mechanism: Mechanism, params: PyTree, start: PyTree, data: PyTree
+) -> None:
+    """Refuses a refinement that holds rows.
+
+    Rows are read, and sums are used, outside the program that adds them up, whose closures
+    `train_blocks` scans. Traced by new functions: JAX keeps traces by the equality of functions.
+    """
+    with in_32_bits():
+        traces = (
+            jax.make_jaxpr(lambda *of: refinement.reads(*of))(params, shapes_of_rows(data)),
+            jax.make_jaxpr(lambda *of: refinement.apply(*of))(params, start),
+            jax.make_jaxpr(lambda state: refinement.summary(state))(start),
+        )
+    own = getattr(refinement, "__dict__", {})
+    parts = (own, refinement.reads, refinement.statistic, refinement.fold, refinement.apply)
+    arrays = [held_arrays(trace) for trace in traces]
+    arrays.append(reachable_arrays((*parts, refinement.summary)))
+    refuse_rows([("the refinement", held) for held in arrays], mechanism.sampler)
 
 
 def refine(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpsgd import Mechanism
+from dpsgd import Mechanism, public
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import queries
 from dpsgd.engine.queries import Refinement, read_rows, refine, refinement_of
@@ -144,6 +144,43 @@ def test_refinement_that_sees_other_rows_is_refused_beforehand(means, message):
     with pytest.raises(ValueError, match=message):
         released(means, declare=declared.append)
     assert not declared
+
+
+HELD = ROWS["x"][:, 0]
+
+
+@dataclass(frozen=True)
+class Biased(Means):
+    """Names rows in the method that makes the released parameters."""
+
+    def apply(self, params, state):
+        return params, state + 0 * HELD[0]
+
+
+def held(place):
+    """Returns a refinement that gets at other rows at this place."""
+    inside = jnp.asarray(HELD)
+    functions = {
+        "reads": Means(lambda params, example: example["x"] * params + inside[5]),
+        "a default": Means(lambda params, example, others=HELD: example["x"] * params + others[5]),
+        "a statistic": Means(of_row=lambda state, row: row + inside[5]),
+        "the release": Biased(),
+    }
+    return functions[place]
+
+
+@pytest.mark.parametrize("place", ["reads", "a default", "a statistic", "the release"])
+def test_refinement_that_holds_rows_is_refused_beforehand(place):
+    declared = []
+    with pytest.raises(ValueError, match=rf"float32\[{N}\] in a closure .*dpsgd.public"):
+        released(held(place), declare=declared.append)
+    assert not declared
+
+
+def test_refinement_may_hold_arrays_that_are_declared_public():
+    table = public(jnp.linspace(1.0, 2.0, N))
+    means = Means(lambda params, example: example["x"] * table[0])
+    np.testing.assert_allclose(released(means), clipped_mean(ROWS["x"], 1.0), atol=3e-6)
 
 
 def test_a_calibration_is_of_the_kind_that_its_sums_are_for():
