@@ -473,6 +473,23 @@ def test_private_runs_are_calibrated_if_offered_and_worthwhile(
         assert "\n" not in str(refused.value)
 
 
+class CalibratedWords(Words):
+    """The words, which private runs calibrate."""
+
+    def calibration(self):
+        return calibrated.calibration()
+
+
+@pytest.mark.parametrize("tables", ["lazy", "auto", "dense"])
+def test_calibration_of_users_is_refused_whatever_the_tables(tables):
+    population = Population(160, max_contributions=2, num_users=80)
+    sampler = SETTINGS["user-poisson"](**SIZES)
+    spec = config_of(tables=tables, sampler=sampler, calibration="platt")
+    why = "its sums clip single rows, but the protected units have several"
+    with pytest.raises(ValueError, match=f"^calibration=platt is not possible: {why} "):
+        choose(spec, CalibratedWords(), (rows_of(words)[0], population))
+
+
 @pytest.mark.parametrize("noise", [{}, {"bands": 5}], ids=["independent", "bands"])
 def test_a_target_is_met_by_training_and_calibration_together(noise):
     sigmas, most = [], 3.0
