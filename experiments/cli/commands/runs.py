@@ -120,7 +120,7 @@ def batches(question: Batches) -> None:
             draws = importlib.import_module("experiments.beam.draws")
             write = draws.drawn_by(question.pipeline.on_runner().write_batches, task.columns)
         place = placement_of(question.devices)
-        run = dpsgd.Run.open(question.run, task, placement=place, progress=console.progress)
+        run = dpsgd.Run.open(question.run, task, placement=place, progress=console.tell)
         files = run.draw(question.out, write)
         if files is None:
             console.line(f"the run is finished and needs no batches: dpsgd report {question.run}")

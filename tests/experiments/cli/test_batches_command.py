@@ -34,3 +34,18 @@ def test_what_cannot_be_drawn_is_one_line(tmp_path, command):
     assert "is not a run directory" in command.refuses(*words)
     alone = "--runner and --beam-options are for a pipeline: add --beam"
     assert alone in command.refuses(*words, "--runner", "X")
+
+
+def test_notes_about_a_run_stay_in_the_output(tmp_path, command, monkeypatch):
+    class Finished:
+        def draw(self, path, write):
+            return None
+
+    def open_run(path, task, *, placement, progress):
+        progress("note: the run is finished, and no data are read")
+        return Finished()
+
+    monkeypatch.setattr("experiments.cli.commands.runs.task_of", lambda run, data: None)
+    monkeypatch.setattr("dpsgd.Run.open", open_run)
+    shown = command("batches", tmp_path / "run", tmp_path / "batches")
+    assert "note: the run is finished, and no data are read" in shown.splitlines()
