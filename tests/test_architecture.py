@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmarks.cases import CASES
-from experiments.benchmarks.size import circles, tree_of
+from experiments.benchmarks.size import circles, nodes_of, tree_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = ["accounting", "samplers", "dpsgd", "experiments"]
@@ -21,7 +21,7 @@ JAX = {"jax", "jaxlib", "flax", "optax"}
 def imported_packages(file: Path) -> set[str]:
     """Top-level names of all absolute imports in `file`, the lazy ones inside functions too."""
     names: set[str] = set()
-    for node in ast.walk(tree_of(file)):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -92,14 +92,13 @@ def test_inside_a_package_imports_go_one_way(package, part):
     )
     assert files
     for file in files:
-        tree = tree_of(file)
         named = {  # in annotations alone
             inner
-            for node in ast.walk(tree)
+            for node in nodes_of(file)
             if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
             for inner in ast.walk(node)
         }
-        for node in ast.walk(tree):
+        for node in nodes_of(file):
             if not isinstance(node, ast.ImportFrom) or node in named:
                 continue
             if not (node.module or "").startswith(f"{package}."):
@@ -122,8 +121,15 @@ HEAVY = {"jax", "flax", "optax", "matplotlib", "pyarrow", "scipy.optimize", "sci
 
 @pytest.mark.parametrize(
     ("imported", "needed"),
-    [("dpsgd.runs.ledger, samplers", set()), ("dpsgd.trainer, samplers", {"jax", "optax"})],
-    ids=["a ledger is priced", "a run is trained"],
+    [
+        pytest.param("dpsgd.runs.ledger, samplers", set(), id="a ledger is priced"),
+        pytest.param(
+            "dpsgd.trainer, samplers",
+            {"jax", "optax"},
+            id="a run is trained",
+            marks=pytest.mark.long,  # of its own modules, the test below reads what they import
+        ),
+    ],
 )
 def test_nothing_heavy_is_imported_but_what_is_needed_where(imported, needed):
     code = f"import {imported}, sys; print(sorted({HEAVY - needed!r} & set(sys.modules)))"
@@ -134,7 +140,7 @@ def test_nothing_heavy_is_imported_but_what_is_needed_where(imported, needed):
 
 
 def modules_imported_with(name: str) -> dict[str, set[str]]:
-    """The project's modules that importing `name` imports, each with what else it imports so."""
+    """The project's modules that importing `name` imports, each with all that it imports so."""
     found: dict[str, set[str]] = {}
     waiting = [name]
     while waiting:
@@ -154,7 +160,7 @@ def modules_imported_with(name: str) -> dict[str, set[str]]:
                 names = [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
             else:
                 continue
-            found[module] |= {one.split(".")[0] for one in names}
+            found[module] |= {*names}
             waiting += [one for one in names if one.split(".")[0] in ORDER]
     return found
 
@@ -171,4 +177,12 @@ def test_run_needs_jax_and_scipy_and_gpu_command_pyarrow(start):
     allowed = {*sys.stdlib_module_names, *ORDER, "numpy", "scipy", *JAX}
     allowed |= {"pyarrow"} if start in GPU else set()  # generated rows are columns of Arrow
     for module, names in imported.items():
-        assert not names - allowed, module
+        assert not {name.split(".")[0] for name in names} - allowed, module
+
+
+def test_training_imports_nothing_heavy_but_jax_and_optax():
+    imported = modules_imported_with("dpsgd.trainer") | modules_imported_with("samplers")
+    assert len(imported) > 20
+    heavy = tuple(f"{name}." for name in HEAVY - {"jax", "optax"})
+    for module, names in imported.items():
+        assert not [name for name in names if f"{name}.".startswith(heavy)], module

@@ -1,6 +1,7 @@
 """The table of defects in tests/README.md names tests that exist, some of each row quick ones."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def marks(decorators: list[ast.expr]) -> set[str]:
     return {name.removeprefix("pytest.mark.") for name in names if name.startswith("pytest.mark.")}
 
 
+@functools.cache
 def functions_of(file: Path) -> dict[str, set[str]]:
     """Name of each test function of a file -> its marks."""
     return {

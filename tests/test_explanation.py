@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.benchmarks.size import tree_of
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "explanation"
 CODE = [
@@ -57,7 +59,7 @@ def test_a_page_names_code_that_exists(page):
 def test_a_module_says_what_it_holds_in_ten_lines(place):
     where = ROOT / place
     for file in [where] if where.is_file() else sorted(where.rglob("*.py")):
-        words = ast.get_docstring(ast.parse(file.read_text())) or ""
+        words = ast.get_docstring(tree_of(file)) or ""
         assert len(words.splitlines()) <= LINES, file
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from experiments.benchmarks.size import tree_of
+from experiments.benchmarks.size import nodes_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("accounting", "samplers", "dpsgd", "experiments")
@@ -38,8 +38,8 @@ PHRASES = (
 """Of documents, docstrings, messages and comments."""
 
 
-def names_of(tree):
-    for node in ast.walk(tree):
+def names_of(nodes):
+    for node in nodes:
         for field in ("name", "id", "arg", "attr"):
             if isinstance(name := getattr(node, field, None), str):
                 yield name
@@ -48,7 +48,7 @@ def names_of(tree):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_identifier_is_one_that_was_given_up(package):
     paths = (ROOT / package).rglob("*.py")
-    files = {name: path for path in paths for name in names_of(tree_of(path))}
+    files = {name: path for path in paths for name in names_of(nodes_of(path))}
     for name, file in files.items():
         words = "_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() + "_"
         given_up = re.search(rf"_({'|'.join(NAMES)})s?_", words)
@@ -128,9 +128,9 @@ Asked of every package: Language(1, 1.5, 1.5, 0.5, 10, 0, 60, 12, 90).
 """
 
 
-def docstrings(tree):
+def docstrings(nodes):
     """Yields docstrings, also those of attributes and constants."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             texts = [
                 x.value.value for x in node.body if isinstance(x, ast.Expr) and is_text(x.value)
@@ -159,9 +159,8 @@ def long_test_names(files):
 
 
 def measure(package):
-    trees = [tree_of(file) for file in (ROOT / package).rglob("*.py")]
-    texts = [text for tree in trees for text in docstrings(tree)]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
+    nodes = [node for file in (ROOT / package).rglob("*.py") for node in nodes_of(file)]
+    texts = list(docstrings(nodes))
     functions = [x for x in nodes if isinstance(x, ast.FunctionDef)]
     words = sum(len(re.findall(r"[A-Za-z']+", text)) for text in texts)
     public = {

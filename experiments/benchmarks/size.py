@@ -35,14 +35,20 @@ def tree_of(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
-def imports(tree: ast.Module, modules: set[str]) -> set[str]:
-    """Returns the modules that a file imports anywhere.
+@functools.cache
+def nodes_of(file: Path) -> tuple[ast.AST, ...]:
+    """Returns all nodes of a file's syntax tree, which is walked once."""
+    return tuple(ast.walk(tree_of(file)))
 
-    >>> imports(ast.parse("import math, os"), {"os", "sys"})
+
+def imports(nodes: Iterable[ast.AST], modules: set[str]) -> set[str]:
+    """Returns the modules that a file's nodes import anywhere.
+
+    >>> imports(ast.walk(ast.parse("import math, os")), {"os", "sys"})
     {'os'}
     """
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -54,7 +60,7 @@ def imports(tree: ast.Module, modules: set[str]) -> set[str]:
 def circles() -> dict[str, list[str]]:
     """Returns the imports of each module in a circle."""
     files = {name: file for package in PACKAGES for name, file in files_of(package).items()}
-    graph = {name: imports(tree_of(file), set(files)) - {name} for name, file in files.items()}
+    graph = {name: imports(nodes_of(file), set(files)) - {name} for name, file in files.items()}
     while True:
         imported = set().union(*graph.values())
         remaining = {name for name in graph if name in imported and graph[name]}

@@ -2,6 +2,7 @@
 
 import ast
 
+from experiments.benchmarks.size import tree_of
 from gate.record import FOLDER, ROOT, read, write
 
 FLOORS = ("accounting", "samplers", "dpsgd", "experiments")
@@ -15,7 +16,7 @@ def names(floor):
     found = set()
     for path in sorted((ROOT / floor).rglob("*.py")):
         found.add(f"module {path.stem}")
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.add(node.name)
             if isinstance(node, ast.ClassDef):

@@ -15,6 +15,7 @@ import pytest
 
 from dpsgd.audit.conformance import check_neighbours, check_task
 from dpsgd.runs.task import METHODS, find, load, rows_of
+from experiments.benchmarks.size import nodes_of
 from experiments.tasks import TASKS
 from experiments.tasks.clicks.formats import DISPLAY
 from experiments.tasks.clicks.synthetic import rows as clicks
@@ -112,7 +113,7 @@ def test_a_task_and_what_tasks_share_import_no_other(name):
     folder = ROOT / "experiments" / "tasks"
     others = tuple(f"experiments.tasks.{other}." for other in TASKS if other != name)
     for file in [*(folder / name).rglob("*.py"), *folder.glob("*.py")]:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes_of(file):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
                 for alias in node.names:
