@@ -194,7 +194,10 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
 
 
 def check_parameters(params: PyTree) -> None:
-    """Refuses modules, batch statistics, random streams and float64 in `params`."""
+    """Refuses leaves of `params` that are no arrays, or that no guarantee allows.
+
+    The latter are modules, batch statistics, random streams and float64.
+    """
     nnx = sys.modules.get("flax.nnx")  # not imported here: it takes long, and 50 MB
     kinds: Any = (nnx.Variable, nnx.BatchStat, nnx.RngState, nnx.Module) if nnx else ((),) * 4
     variable, statistic, stream, module = kinds
@@ -217,6 +220,10 @@ def check_parameters(params: PyTree) -> None:
             raise ValueError(
                 f"the parameters hold the random stream {name}; take parameters from "
                 "split_module, and a loss_fn(params, example, key)"
+            )
+        if not (hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)):
+            raise ValueError(
+                f"params{name} is {type(leaf).__name__}, not an array; pass arrays and numbers alone"
             )
         if jax.config.values["jax_enable_x64"] and getattr(leaf, "dtype", None) == np.float64:
             raise ValueError(

@@ -267,7 +267,8 @@ class Placement:
 
         def place_part(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
             """Returns the global array with this process's part."""
-            array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+            # JAX would print the values of an array that it does not know.
+            array = np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
             return jax.make_array_from_process_local_data(sharding, array)
 
         with in_32_bits():

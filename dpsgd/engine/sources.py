@@ -86,9 +86,10 @@ def row_source(table: Any, columns: Sequence[str] | None = None) -> RowSource:
     >>> source.take(np.array([0, 2]))["x"].tolist()
     [1.0, 4.0]
     """
-    library = type(table).__module__.partition(".")[0]
-    if library not in _READERS:
-        if not (hasattr(table, "__len__") and hasattr(table, "__getitem__")) or columns is not None:
+    library = _library(table)
+    if not is_table(table):
+        has_items = hasattr(table, "__len__") and hasattr(table, "__getitem__")
+        if not has_items or columns is not None or library in _READERS:
             raise ValueError(
                 f"table is a {type(table).__name__}, not a table of Arrow, pandas or polars; "
                 "sequences of examples have no columns"
@@ -218,7 +219,7 @@ def take_rows(columns: PyTree, rows: np.ndarray | slice) -> PyTree:
 
 
 def columns_of_source(data: Any) -> PyTree:
-    """Returns the columns of a row source; other data as they are.
+    """Returns the columns of a row source; other data `by_place`.
 
     Args:
       data: `RowSource`, table of Arrow, pandas or polars, or a pytree of arrays.
@@ -226,13 +227,31 @@ def columns_of_source(data: Any) -> PyTree:
     Raises:
       ValueError: If the source has no rows.
     """
-    if type(data).__module__.partition(".")[0] in _READERS:
+    if is_table(data):
         data = row_source(data)
-    if hasattr(data, "dtype") or not isinstance(data, RowSource):
-        return data
+    if _library(data) in _READERS or hasattr(data, "dtype") or not isinstance(data, RowSource):
+        return by_place(data)
     reader = _Reader(data)
     columns = [SourceColumn(reader, k, range(reader.length)) for k in range(len(reader.shapes))]
     return jax.tree.unflatten(reader.structure, columns)
+
+
+def by_place(columns: PyTree) -> PyTree:
+    """Returns columns with arrays in the place of series and frames.
+
+    A series of pandas reads rows by the labels of its index, which may be others than their places.
+    """
+    return jax.tree.map(lambda x: np.asarray(x) if _library(x) in _READERS else x, columns)
+
+
+def is_table(data: Any) -> bool:
+    """Returns True for a table of Arrow, or a frame of pandas or polars."""
+    has_columns = hasattr(data, "columns") or hasattr(data, "column_names")
+    return has_columns and _library(data) in _READERS
+
+
+def _library(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 def is_streamed(data: PyTree) -> bool:

@@ -68,7 +68,7 @@ class Journal:
         """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)  # errors of JAX print a method's object
 class Training:
     """Data, parameters, algorithm and plan of a run, with its placement.
 
@@ -259,7 +259,7 @@ class Training:
         return state
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Job(Training):
     """Training of a task, determined by the task and its resolved spec.
 

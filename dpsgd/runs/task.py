@@ -352,8 +352,16 @@ def rows_of(task: Task) -> tuple[PyTree, Population]:
     """
     import jax
 
+    from dpsgd.engine.sources import by_place, is_table
+
     data = task.columns()
     columns = data.columns if isinstance(data, UnitData) else data
+    if is_table(columns):
+        raise ValueError(
+            f"columns() of the task must return arrays by name, got a {type(columns).__name__}: "
+            "pass {name: np.asarray(table[name]) for name in names}"
+        )
+    columns = by_place(columns)
     shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(columns)]
     rows = {shape[0] if shape else 0 for shape in shapes}
     if len(rows) != 1 or 0 in rows:

@@ -342,6 +342,7 @@ def module():
 
 MISTAKEN = {
     "modules": ({"params": lambda: {"a": [module()]}}, r"params\['a'\]\[0\] is the module Linear"),
+    "text": ({"params": lambda: {"a": ["x"]}}, r"params\['a'\]\[0\] is str, not an array"),
     "loss of a batch": ({"loss": over_batch}, "loss_fn takes a batch.*the loss of one example"),
     "losses of a batch": ({"loss": each_of_batch}, "loss_fn takes a batch.*of one example"),
     "seed": ({"insecure_seed": -1}, r"insecure_seed must be in \[0, 2\*\*64\), got -1"),
@@ -350,7 +351,7 @@ MISTAKEN = {
     "a number": ({"rows": lambda: {**data(), "y": 1.0}}, r"data\['y'\] is float, not an array"),
     "a list": ({"rows": lambda: {"x": [1.0] * N}}, r"data\['x'\]\[0\] is float, not an array"),
     "few rows": ({"rows": lambda: {"x": np.zeros((N - 1, D))}}, "has 59 rows.* num_examples=60"),
-    "text": ({"rows": lambda: {"x": np.array(["a"] * N)}}, r"data\['x'\] holds <U1"),
+    "rows of text": ({"rows": lambda: {"x": np.array(["a"] * N)}}, r"data\['x'\] holds <U1"),
     "endless column": ({"rows": lambda: {"x": EndlessOfLength()}}, r"data\['x'\] is EndlessOf"),
 }
 
@@ -456,6 +457,14 @@ def test_a_failed_last_accounting_costs_no_model(problem, tmp_path, monkeypatch)
         )
     assert stopped.params.shape == (D,)
     assert "stopped after 4 of 10" in stopped.guarantee.scope
+
+
+def test_errors_of_jax_do_not_show_rows(monkeypatch):
+    rows = {"x": np.full((N, D), 12345.0), "y": np.zeros(N)}
+    monkeypatch.setattr("dpsgd.trainer.check_parameters", lambda params: None)
+    with pytest.raises(TypeError, match="Error interpreting argument to") as error:
+        inspect.unwrap(train)(ALGORITHM, SHUFFLED, {"w": "x"}, rows)
+    assert "12345" not in str(error.value)
 
 
 def begun(wrong, *, blocks):

@@ -9,6 +9,7 @@ import pyarrow
 import pytest
 
 from dpsgd import Mechanism, RowSource, dpsgd, row_source, train, train_blocks
+from dpsgd.engine.sources import columns_of_source
 from samplers import BallsAndBins, Deterministic
 
 N = 60
@@ -83,6 +84,33 @@ def trained(data, **how):
 def test_a_source_trains_the_model_of_its_columns(source, data_on):
     expected = trained(COLUMNS, data_on="host")
     np.testing.assert_array_equal(trained(SOURCES[source](), data_on=data_on), expected)
+
+
+LABELS = {
+    "turned round": np.arange(N)[::-1],
+    "doubled": np.arange(N) // 2,
+    "beyond the rows": np.arange(N) + N,
+}
+"""Indices of series, whose rows count by place all the same."""
+
+
+@pytest.mark.short("turned round-host")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("data_on", ["host", "device"])
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_labels_of_a_series_choose_no_rows(labels, data_on):
+    series = pytest.importorskip("pandas").Series
+    data = {"x": series(COLUMNS["x"], index=labels), "y": polars.Series(COLUMNS["y"])}
+    expected = trained(COLUMNS, data_on=data_on)
+    np.testing.assert_array_equal(trained(data, data_on=data_on), expected)
+
+
+def test_a_series_is_no_table_but_data():
+    column = polars.Series(COLUMNS["x"])
+    with pytest.raises(ValueError, match="table is a Series, not a table"):
+        row_source(column)
+    for data in (column, pyarrow.chunked_array([COLUMNS["x"]])):
+        assert isinstance(columns_of_source(data), np.ndarray)
 
 
 def test_a_source_is_audited_without_reading_rows():

@@ -11,7 +11,7 @@ import pytest
 from tiny_task import Line, config_of, line
 
 from dpsgd import run
-from dpsgd.runs.task import check_task, data_digest, find, load, task_record
+from dpsgd.runs.task import check_task, data_digest, find, load, rows_of, task_record
 from samplers import Population, UnitTree
 
 
@@ -112,6 +112,22 @@ def test_any_changed_number_changes_the_digest_of_the_data():
     tree = UnitTree.even((4, 8, 5), ("user", "session"))
     found.add(data_digest(line, rows, Population(160, tree=tree)))
     assert len(found) == 7
+
+
+class OfTable(Line):
+    """Task whose columns are series, or the table itself."""
+
+    def columns(self):
+        x = np.arange(float(self.rows))
+        table = pytest.importorskip("pandas").DataFrame({"x": x}, index=x[::-1])
+        return table if self.seed else {"x": table["x"]}
+
+
+def test_rows_of_a_task_lie_by_their_places():
+    rows, _ = rows_of(OfTable(rows=5, seed=0))
+    np.testing.assert_array_equal(rows["x"][np.arange(2)], [0.0, 1.0])
+    with pytest.raises(ValueError, match="must return arrays by name, got a DataFrame"):
+        rows_of(OfTable(rows=5, seed=1))
 
 
 def test_a_task_adds_to_what_its_guarantee_does_not_cover(tmp_path):
