@@ -223,7 +223,7 @@ def check_parameters(params: PyTree) -> None:
             )
         if not (hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)):
             raise ValueError(
-                f"params{name} is {type(leaf).__name__}, not an array; pass arrays and numbers alone"
+                f"params{name} is {type(leaf).__name__}, not an array; pass arrays and numbers"
             )
         if jax.config.values["jax_enable_x64"] and getattr(leaf, "dtype", None) == np.float64:
             raise ValueError(
