@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import glob
 import json
 import os
 import secrets
@@ -17,6 +20,7 @@ from dpsgd.files import (
     PUBLIC,
     SECRET,
     check_writable,
+    destroy,
     file_sha256,
     fsync_folder,
     make_folder,
@@ -101,16 +105,22 @@ class RunDirectory:
     @classmethod
     @contextmanager
     def create(cls, path: Path) -> Iterator[RunDirectory]:
-        """Creates a run directory, renamed to `path` at the end."""
+        """Creates a run directory, renamed to `path` at the end.
+
+        A process that is killed before leaves a hidden folder beside `path`, which may hold a
+        secret. The next one that creates `path` destroys it.
+        """
         cls.refuse_existing(path)
+        _destroy_remains(path)
         unfinished = path.with_name(f".{path.name}.unfinished-{secrets.token_hex(4)}")
         make_folder(unfinished)
         run = cls(unfinished)
         try:
-            yield run
-            fsync_folder(unfinished)
-            cls.refuse_existing(path)
-            os.rename(unfinished, path)
+            with _locked(unfinished, wait=True):
+                yield run
+                fsync_folder(unfinished)
+                cls.refuse_existing(path)
+                os.rename(unfinished, path)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
@@ -346,3 +356,27 @@ class RunDirectory:
                 file.truncate(lines.rfind(b"\n") + 1 if cut < 0 else cut)
         except FileNotFoundError:
             return
+
+
+def _destroy_remains(path: Path) -> None:
+    """Destroys what killed processes left of the new run directory `path`."""
+    for folder in path.parent.glob(f".{glob.escape(path.name)}.unfinished-{8 * '[0-9a-f]'}"):
+        # It may be locked, gone or another user's, or the file system may have no such locks.
+        with contextlib.suppress(OSError), _locked(folder, wait=False):
+            if any(folder.iterdir()):  # an empty one may be about to be locked
+                destroy(folder)
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Locks a folder; raises OSError without `wait` if that is impossible."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:
+            if not wait:
+                raise
+        yield
+    finally:
+        os.close(descriptor)

@@ -41,7 +41,9 @@ class VaultSecret:
     def save(self, path: Path, selection: str) -> None:
         """Writes the secret to a file.
 
-        The file also has its inode number, so that `load` refuses a copy.
+        The file also has its inode number, so that `load` refuses a copy. A process that is killed
+        before the folder has its name leaves the secret in a hidden folder, which the next start
+        at the same place destroys (`RunDirectory.create`).
 
         Args:
           path: File to create.
