@@ -215,10 +215,9 @@ class _Steps:
             if numbers:
                 members = np.append(numbers, full[:1])[: self._every.size]
                 yield _Look(f"{name} examples", members, quiet(base), self._every[: members.size])
-        for word, place in () if self._poison is None else (("first", 0), ("last", -1)):
-            members = np.full(self._every.size, nan)
-            members[place] = full[0]
-            yield _Look(f"NaN but in the {word} place", members, quiet(base), self._every)
+        if self._poison is not None:  # in the first place it was above
+            members = np.append(full[:1], np.full(self._every.size - 1, nan))
+            yield _Look("NaN but in the first place", members, quiet(base), self._every)
         longest = self._numbers[self._steady[[int(np.argmax(self._norms))]]]
         for excess in _ABOVE:
             mechanism = quiet(base, self.largest / (1 + excess))

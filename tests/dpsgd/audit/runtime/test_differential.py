@@ -81,6 +81,11 @@ def overflowing(b):
     return jnp.where(over[:, None], b.g, b.rows())
 
 
+def nan_at(b, places):
+    """A sum of rows in which NaN counts at some places."""
+    return jnp.where((b.real & places)[:, None], b.shortened(), b.rows())
+
+
 BUGS = {
     "1 % more than C": lambda b: b.rows(1.01 * b.clip),
     "norms up to 1.01 C are left as they are": lambda b: b.rows(kept=b.norm <= 1.01 * b.clip),
@@ -114,9 +119,10 @@ BUGS = {
     "padding counts unless it is row 0": lambda b: b.rows(real=b.real | ~b.is_row_0),
     "padding is multiplied away": lambda b: b.weights[:, None] * b.shortened(),
     "NaN is not looked for": lambda b: jnp.where(b.real[:, None], b.shortened(), 0),
-    "NaN is looked for in all places but the last": lambda b: jnp.where(
-        (b.real & (b.place == b.size - 1))[:, None], b.shortened(), b.rows()
-    ),
+    "NaN is looked for in all places but the first": lambda b: nan_at(b, b.place == 0),
+    "NaN is looked for in all places but the last": lambda b: nan_at(b, b.place == b.size - 1),
+    "NaN is looked for in all places but one": lambda b: nan_at(b, b.place == b.size // 3),
+    "NaN is looked for in the first place alone": lambda b: nan_at(b, b.place > 0),
     "a norm that overflows clips nothing": overflowing,
 }
 """What rows add to a sum, where it is not sound."""
