@@ -107,9 +107,9 @@ def full_sums(spec: RunSpec, sampler: BatchSampler) -> FullSums | None:
         return None
     if conflict := conflict_of(spec, sampler):
         raise ValueError(f"{conflict.rule.reason} (here one {sampler.unit})")
-    goal = spec.privacy
-    delta: Any = spec.delta
+    goal, delta = spec.privacy, spec.delta
     assert not isinstance(goal, NonPrivate), "refused by the table"
+    assert isinstance(delta, float), "callers replace it by `delta_of`"
     from dpsgd.engine.calibration import calibration_sums
 
     if isinstance(goal, TargetEpsilon):
@@ -194,8 +194,8 @@ def scaled(spec: RunSpec, mechanism: Mechanism, chosen: Mapping[str, Any] = {}) 
       mechanism: Mechanism of the run, from `unscaled`.
       chosen: Choices and reasons of `ResolvedRun`.
     """
-    delta: Any = spec.delta
-    norm, goal = spec.l2_clip_norm, spec.privacy
+    delta, norm, goal = spec.delta, spec.l2_clip_norm, spec.privacy
+    assert isinstance(delta, float), "callers replace it by `delta_of`"
     if not isinstance(goal, NonPrivate):
         assert norm is not None, "`resolve` leaves nothing open"
         assert spec.noise.bands != "auto", "`resolve` leaves nothing open"
