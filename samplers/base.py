@@ -133,7 +133,10 @@ class BatchSampler(abc.ABC):
 
     @property
     def max_passes(self) -> int:
-        """Number of passes per step that programs have room for."""
+        """Number of passes per step that programs have room for.
+
+        A step with more ends its block of steps early, which the public ledger shows.
+        """
         return 1
 
     @property

@@ -43,10 +43,14 @@ def plan_blocks(
 ) -> Iterator[tuple[range, IndexBlock]]:
     """Yields the steps and plan of every block.
 
+    The ledger and callers see where blocks end, and the sizes of batches are as secret as their
+    examples: the ends depend on `max_passes` alone, unless a batch needs more.
+
     Args:
       source: Source of the batches.
       first_step: First step of the first block.
-      block_steps: Number of steps of a full block.
+      block_steps: Largest number of steps of a block, fewer if they could need more passes than the
+        plan has room for.
       stop: End of the last block; by default the sampler's number of steps.
       ends: Period in steps: a block ends at each multiple.
 
@@ -58,11 +62,13 @@ def plan_blocks(
     sampler = source.sampler
     # Every block has the shapes of a full one, so that the whole run is one compiled program.
     passes = most_passes(sampler, block_steps)
+    steps_at_once = max(1, min(block_steps, passes // sampler.max_passes))
     step = first_step
     stop = sampler.num_steps if stop is None else stop
     while step < stop:
         limit = stop if ends is None else min(stop, step - step % ends + ends)
-        block = source.fill(step, min(step + block_steps, limit), steps=block_steps, passes=passes)
+        limit = min(step + steps_at_once, limit)
+        block = source.fill(step, limit, steps=block_steps, passes=passes)
         steps = range(step, step + int(block.num_steps))
         yield steps, block
         del block  # it may be large: not to be kept while the next one is made

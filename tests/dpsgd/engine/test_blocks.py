@@ -38,6 +38,22 @@ def test_blocks_hold_every_batch_in_plans_of_one_shape(sampler, first_step, ends
     assert step == sampler.num_steps
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.parametrize("block_steps", [2, 4, 64])
+def test_ends_of_blocks_tell_nothing_of_the_batches(sampler, block_steps):
+    """Whoever reads the ledger sees them, and few passes would tell of few examples."""
+    ends = {
+        tuple(
+            steps.stop
+            for steps, _ in plan_blocks(
+                BatchSource(sampler, seed), first_step=0, block_steps=block_steps
+            )
+        )
+        for seed in range(40)
+    }
+    assert len(ends) == 1
+
+
 def test_a_batch_beyond_what_was_thought_possible_is_taken_whole(monkeypatch):
     monkeypatch.setattr(Poisson, "max_passes", 1)
     sampler = SAMPLERS["more passes than a block has steps"]

@@ -144,8 +144,8 @@ def test_resuming_draws_one_epoch_however_many_were_done(sampler, monkeypatch):
     monkeypatch.setattr(loop, "compiled_block", lambda *of: idle)
     start = initial()._replace(step=jnp.int32(first))
     ends, _ = run(private, start, declare=planned.append)
-    assert ends == [sampler.num_steps]
-    assert planned == [range(first, sampler.num_steps)]
+    assert ends[-1] == sampler.num_steps
+    assert [step for steps in planned for step in steps] == [*range(first, sampler.num_steps)]
     assert set(drawn) == {sampler.drawn_epoch(199_999)}
 
 
