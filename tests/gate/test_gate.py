@@ -24,7 +24,6 @@ def test_readers_make_the_frozen_columns():
     assert not readers.check()
 
 
-@pytest.mark.usefixtures("optimised")
 @pytest.mark.short("banded")
 @pytest.mark.parametrize("name", runs.RUNS)
 def test_runs_end_in_the_frozen_parameters(name):
