@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,11 @@ class Tilts:
 
     def log_moments(self, tilts: Real) -> Real:
         """Approximates log M(c) for each of `tilts`; inf beyond the `largest`."""
+        releases = self._releases
+        return _log_moments(releases.noise_multiplier, releases.sampling_prob, tilts.tobytes())
+
+    def compute_log_moments(self, tilts: Real) -> Real:
+        """Computes `log_moments`, which remembers its values."""
         releases, last = self._releases, float(self._NODES[-1])
         log_moments = np.full(tilts.shape, math.inf)
         # The density times X^c has a mode near 0 and, for large c, another one to the right.
@@ -208,6 +214,15 @@ class Tilts:
                 low, high = grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]
             candidates.append((float(values[best]), float(branch(grid[best]))))
         return min(candidates)[1]
+
+
+@functools.lru_cache(maxsize=2048)
+def _log_moments(noise_multiplier: float, sampling_prob: float, tilts: bytes) -> Real:
+    """Computes log moments once: questions about one law ask for the same grids of tilts."""
+    law = Tilts(Releases(noise_multiplier, sampling_prob, 1))
+    log_moments = law.compute_log_moments(np.frombuffer(tilts))
+    log_moments.setflags(write=False)
+    return log_moments
 
 
 def log_peak(b: Any) -> Any:
