@@ -312,9 +312,7 @@ def flush_program(
       placement: Devices that compute.
     """
     replicated, state = [placement.replicated] * (len(arguments) - 1), placement.state(arguments[0])
-    shapes = jax.eval_shape(functools.partial(_flush_all, algorithm.lazy, placement), *arguments)
-    steps = {k: table.steps for k, table in state.tables.items()}
-    shardings = (state, *replicated), (placement.state(shapes[0]), steps)
+    shardings = (state, *replicated), _without_steps(state)
     static = algorithm.lazy, placement
     return program(_flush_all, static, arguments, donate_argnums=(0,), shardings=shardings)
 
@@ -328,5 +326,10 @@ def _flush_all(lazy, placement, state, laws, noise_key, scales):
 
     flush = placement.on_each(flush, (specs, WHOLE, WHOLE, WHOLE), specs)
     state = flush(state, laws, noise_key, scales)
+    return _without_steps(state)
+
+
+def _without_steps(state: TrainState) -> tuple[TrainState, dict[int, Any]]:
+    """Returns a state, or its shardings, without the steps of rows, and these steps."""
     tables = {k: table._replace(steps=None) for k, table in state.tables.items()}
     return state._replace(tables=tables), {k: table.steps for k, table in state.tables.items()}
