@@ -39,6 +39,7 @@ def uniform(word: jax.Array) -> jax.Array:
     return ((word >> 9).astype(jnp.float32) + 0.5) * np.float32(2.0**-23)
 
 
+@jax.jit  # traced once for words of one shape
 def radius(high: jax.Array, low: jax.Array) -> jax.Array:
     """Return sqrt(-2 ln u) for u = (2^32 high + low + 1/2) / 2^64, relative error below 3e-7.
 
@@ -63,6 +64,7 @@ def radius(high: jax.Array, low: jax.Array) -> jax.Array:
     return jnp.sqrt(-2.0 * (exponent * _LN2 + log1p))
 
 
+@jax.jit  # traced once for words of one shape
 def half_circle_sine(word: jax.Array) -> jax.Array:
     """Return sin(psi) for psi = pi (w + 1/2) / 2^32, w in [-2^31, 2^31) the signed `word`."""
     signed = lax.bitcast_convert_type(word, jnp.int32).astype(jnp.float32) + 0.5

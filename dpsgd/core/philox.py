@@ -113,6 +113,7 @@ def _flat_index(positions: list[jax.Array], shape: tuple[int, ...]) -> tuple[jax
     return low, high
 
 
+@jax.jit  # traced once for counters of one shape
 def philox4x32(
     counter: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
     key: tuple[jax.Array, jax.Array],

@@ -162,11 +162,11 @@ def _equations(jaxpr: core.Jaxpr, seen: set[int]) -> Iterator[core.JaxprEqn]:
 
 def inner_jaxprs(params: Any) -> Iterator[Any]:
     """Yields the jaxprs, closed or open, in the parameters of an equation."""
-    yield from filter(_is_jaxpr, jax.tree.leaves(params, is_leaf=_is_jaxpr))
-
-
-def _is_jaxpr(x: Any) -> bool:
-    return isinstance(x, core.Jaxpr | core.ClosedJaxpr)
+    for value in params.values() if isinstance(params, dict) else params:
+        if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
+            yield value
+        elif isinstance(value, dict | list | tuple):
+            yield from inner_jaxprs(value)
 
 
 def _fault(eqn: core.JaxprEqn, foreign_calls: bool) -> tuple[str, str] | None:

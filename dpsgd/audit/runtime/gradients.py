@@ -151,18 +151,19 @@ def _gradients(
     options = None
     if jax.default_backend() == "cpu":  # it runs once: compiling dominates
         options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    run = jax.jit(_of_examples, static_argnums=(0, 5), compiler_options=options)
-    return run(loss, params, (batch, *keys), places, np.float32(size), moves), unit
+    run = jax.jit(_of_examples, static_argnums=0, compiler_options=options)
+    return run(loss, params, (batch, *keys), places, np.float32(size), _signs(params, moves)), unit
 
 
-def _of_examples(loss, params, batch, places, size, count):
+def _signs(params: PyTree, count: int) -> list[np.ndarray]:
+    """Returns random signs of each leaf: int8[count, *shape], one for all of a large leaf."""
+    rng, leaves = np.random.default_rng(0), jax.tree.leaves(params)
+    shapes = [x.shape if x.size <= LARGE else (1,) * x.ndim for x in leaves]
+    return [2 * rng.integers(0, 2, (count, *shape), np.int8) - 1 for shape in shapes]
+
+
+def _of_examples(loss, params, batch, places, size, signs):
     leaves, structure = jax.tree.flatten(params)
-    signs = [
-        jax.random.rademacher(
-            jax.random.key(k), (count, *(x.shape if x.size <= LARGE else [1] * x.ndim)), jnp.int8
-        )
-        for k, x in enumerate(leaves)
-    ]
 
     def gradient(of, move):
         """Returns the gradient at moved parameters; move 0 leaves them unchanged."""
@@ -191,7 +192,7 @@ def _of_examples(loss, params, batch, places, size, count):
                 jnp.stack([norm(x - y) for x, y in zip(reference, moved_gradient, strict=True)])
             )
 
-        moves = jnp.max(jax.lax.map(apart, jnp.arange(1, count + 1)))
+        moves = jnp.max(jax.lax.map(apart, jnp.arange(1, 1 + len(signs[0]))))
         norms = jnp.stack([norm(x) for x in reference])
         return norms, [x[indices] for x, indices in zip(reference, places, strict=True)], moves
 

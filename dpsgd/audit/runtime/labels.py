@@ -45,7 +45,7 @@ class Flow:
 
     def with_labels(self, added: Iterable[str]) -> Flow:
         """Returns this flow with additional labels."""
-        return replace(self, labels=self.labels | frozenset(added))
+        return Flow(self.labels | frozenset(added), self.name)
 
 
 Found = Counter[str | Sum]
@@ -53,6 +53,8 @@ Found = Counter[str | Sum]
 
 PUBLIC = Flow()
 """Flow of a value that depends on nothing secret."""
+
+_ONE = Flow(name="1")
 
 _NEXT, LAST = "the step after", "the step with which a loop ends"
 """Names of a step's successor, and of the step after a loop."""
@@ -80,7 +82,7 @@ _POSITIONS = {
 
 def union(flows: Iterable[Flow]) -> frozenset[str]:
     """Returns the labels of all flows together."""
-    return frozenset().union(*(flow.labels for flow in flows))
+    return frozenset().union(*[flow.labels for flow in flows])
 
 
 def _whence(where: frozenset[str], data: frozenset[str]) -> frozenset[str]:
@@ -94,7 +96,7 @@ def _whence(where: frozenset[str], data: frozenset[str]) -> frozenset[str]:
 def _stale(flow: Flow) -> Flow:
     """Returns the flow of a loop's value one iteration later: its noise is old."""
     labels = flow.labels
-    return replace(flow, labels=labels - {NOISE} | {KEPT} if NOISE in labels else labels)
+    return Flow(labels - {NOISE} | {KEPT}, flow.name) if NOISE in labels else flow
 
 
 def _either(x: Flow, y: Flow, counted: str | None = None) -> Flow:
@@ -136,13 +138,14 @@ class Reader:
         def flow(atom: Any) -> Flow:
             """Returns the flow of a variable or literal."""
             if isinstance(atom, core.Literal):
-                return Flow(name="1" if np.ndim(atom.val) == 0 and atom.val == 1 else None)
+                return _ONE if np.ndim(atom.val) == 0 and atom.val == 1 else PUBLIC
             return flows[atom]
 
         for equation in jaxpr.eqns:
             outputs, new_faults = self._equation(equation, [flow(x) for x in equation.invars])
-            flows |= dict(zip(equation.outvars, outputs, strict=True))
-            faults.update(new_faults)
+            flows.update(zip(equation.outvars, outputs, strict=True))
+            if new_faults:
+                faults.update(new_faults)
         return [flow(x) for x in jaxpr.outvars], faults
 
     def _equation(self, equation: Any, inputs: list[Flow]) -> tuple[list[Flow], Found]:
