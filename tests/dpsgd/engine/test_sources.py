@@ -72,9 +72,12 @@ def loss_fn(w, example):
     return jnp.square(w[0] * example["x"] + w[1] - example["y"])
 
 
+ALGORITHM = dpsgd(loss_fn, optax.sgd(0.1))  # one, and so one program
+
+
 def trained(data, **how):
     how = {"insecure_seed": 1, "audit": False, "block_steps": 4, **how}
-    return train(dpsgd(loss_fn, optax.sgd(0.1)), MECHANISM, jnp.ones(2), data, **how).params
+    return train(ALGORITHM, MECHANISM, jnp.ones(2), data, **how).params
 
 
 @pytest.mark.short("own-None", "columns-device")
@@ -116,7 +119,7 @@ def test_a_series_is_no_table_but_data():
 def test_a_source_is_audited_without_reading_rows():
     source = Stored()
     result = train(
-        dpsgd(loss_fn, optax.sgd(0.1)),
+        ALGORITHM,
         MECHANISM,
         jnp.ones(2),
         source,
@@ -176,9 +179,8 @@ DAMAGED = {
 @pytest.mark.parametrize("problem", DAMAGED)
 def test_a_damaged_source_stops_a_run_after_the_last_good_block(problem):
     mechanism = Mechanism(Deterministic(N, 10, 2), 1.0, 1.0)
-    algorithm = dpsgd(loss_fn, optax.sgd(0.1))
-    state, steps = algorithm.init(jnp.ones(2), mechanism), []
-    blocks = train_blocks(algorithm, mechanism, state, Damaged(problem), block_steps=4)
+    state, steps = ALGORITHM.init(jnp.ones(2), mechanism), []
+    blocks = train_blocks(ALGORITHM, mechanism, state, Damaged(problem), block_steps=4)
     with pytest.raises(ValueError, match=DAMAGED[problem]) as why:
         steps.extend(block.steps.stop for block in blocks)
     assert steps == [4]
@@ -201,7 +203,7 @@ def test_what_is_no_source_is_refused_in_one_line():
         row_source(pyarrow.table(COLUMNS), columns=["z"])
     with pytest.raises(ValueError, match="has 60 rows, but the sampler"):
         train(
-            dpsgd(loss_fn, optax.sgd(0.1)),
+            ALGORITHM,
             Mechanism(BallsAndBins(61, 12), 1.0, 1.0),
             jnp.ones(2),
             Stored(),
