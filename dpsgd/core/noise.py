@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -76,9 +77,19 @@ class Noise(abc.ABC):
         return ()
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Caches the class's `code_digest`, before its file can be edited."""
+        """Caches the class's `code_digest`, before its file can be edited.
+
+        Raises:
+          TypeError: If the class has its own `name` or `record`, by which a ledger names its law.
+        """
         super().__init_subclass__(**arguments)
         code_digest(cls)
+        own = {*vars(cls), *inspect.get_annotations(cls)}
+        for attribute in sorted(own & {"name", "record"}):
+            raise TypeError(
+                f"{cls.__qualname__}.{attribute} would rename the noise in ledgers, which state "
+                "its module and class: choose another name for it"
+            )
 
     @abc.abstractmethod
     def add(

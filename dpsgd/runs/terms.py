@@ -89,11 +89,20 @@ def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
     >>> mechanism = Mechanism(Poisson(1_000, batch_size=50), 1.0, l2_clip_norm=4.0)
     >>> mechanism_record(mechanism)["noise_multiplier"]
     1.0
+
+    Raises:
+      ValueError: If an own sampler has a term called `name`, which would hide its class.
     """
     sampler, clip, noise = mechanism.sampler, mechanism.l2_clip_norm, mechanism.noise
+    sampler_name, terms = SAMPLERS.name_of(type(sampler)), sampler.terms()
+    if "name" in terms:
+        raise ValueError(
+            f"the sampler {sampler_name} has a term or field called name, under which ledgers "
+            "state its class: choose another name for it"
+        )
     return to_json(
         {
-            "sampler": {"name": SAMPLERS.name_of(type(sampler)), **sampler.terms()},
+            "sampler": {"name": sampler_name, **terms},
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": clip if math.isfinite(clip) else None,
             "noise": noise.record(),

@@ -142,6 +142,27 @@ def test_ledger_and_guarantee_name_own_noise_by_its_module():
     assert guarantee["noise"] == mechanism_record(law)["noise"] == {"name": f"{__name__}:Borrowed"}
 
 
+def test_own_noise_cannot_rename_itself_in_ledgers():
+    for attribute in ("name", "record"):
+        body = {"__annotations__": {attribute: str}, "__module__": __name__}
+        with pytest.raises(TypeError, match=rf"^Hidden\.{attribute} .*choose another name"):
+            type("Hidden", (Independent,), body)
+        with pytest.raises(TypeError, match=rf"^Hidden\.{attribute} "):
+            type("Hidden", (TwoBands,), {attribute: "independent", "__module__": __name__})
+
+
+@dataclass(frozen=True)
+class Titled(Poisson):
+    """A sampler with a field that records use for its class."""
+
+    name: str = "poisson"
+
+
+def test_own_sampler_cannot_rename_itself_in_ledgers():
+    with pytest.raises(ValueError, match="Titled has a term or field called name, .* another name"):
+        mechanism_record(Mechanism(Titled(8, 4), 1.0, 1.0))
+
+
 def test_correlated_noise_costs_as_independent_for_apart_steps():
     # That its columns' norm is not below 1 it does not say, so no lower end is proved.
     assert mechanism(TwoBands()).privacy() == UpperEnd(mechanism(Independent()).privacy())
