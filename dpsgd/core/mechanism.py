@@ -59,6 +59,10 @@ class Mechanism:
     full_sums: FullSums | None = None
 
     def __post_init__(self) -> None:
+        for name, kind in (("sampler", BatchSampler), ("noise", Noise), ("full_sums", FullSums)):
+            value = getattr(self, name)
+            if not (isinstance(value, kind) or (name == "full_sums" and value is None)):
+                raise TypeError(f"{name} must be a {kind.__name__}, got {value!r:.60}")
         sigma, clip = self.noise_multiplier, self.l2_clip_norm
         if not (sigma >= 0 and math.isfinite(sigma)):
             raise ValueError(f"noise_multiplier must be finite and >= 0, got {sigma}")

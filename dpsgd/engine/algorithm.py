@@ -193,9 +193,10 @@ def dpsgd(
     False
 
     Raises:
-      TypeError: If `optimizer` is no optax transformation, or `tables` are no `LazyTables`.
-      ValueError: If `microbatch_size` is below one, the signature of `loss_fn` is ambiguous about a
-        key, or `tables` and `foreign_calls` are combined.
+      TypeError: If `optimizer` is no optax transformation, `clipping` no rule, or `tables` are no
+        `LazyTables`.
+      ValueError: If `microbatch_size` is no integer >= 1, the signature of `loss_fn` is ambiguous
+        about a key, or `tables` and `foreign_calls` are combined.
     """
     takes_key(loss_fn)  # refuses an ambiguous signature
     try:
@@ -206,6 +207,8 @@ def dpsgd(
         raise TypeError(
             f"optimizer must be one of optax, such as optax.adam(0.01), got {optimizer!r}"
         )
+    if isinstance(clipping, type) or not isinstance(clipping, ClippingRule):
+        raise TypeError(f"clipping must be a rule, such as PerLayerClipping(), got {clipping!r}")
     if tables is not None and not isinstance(tables, LazyTables):
         raise TypeError(f"tables must be LazyTables(learning_rate, ...), got {tables!r}")
     if tables is not None and foreign_calls:

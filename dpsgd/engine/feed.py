@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from accounting.checks import check_count
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState, defer_noise
 from dpsgd.engine.algorithm import Algorithm
@@ -69,10 +70,21 @@ class Layout(NamedTuple):
           data_on: "device" or "host", see `train_blocks`.
           placement: Devices that compute; by default one.
 
+        Raises:
+          TypeError: If `placement` is no `Placement`.
+          ValueError: If another argument has no such value, or the data have too many rows for it.
+
         >>> from samplers import Deterministic
         >>> Layout.choose(Deterministic(100, batch_size=10), np.zeros((100, 2))).block_steps
         64
         """
+        check_count("block_steps", block_steps)
+        if data_on not in (None, "device", "host"):
+            raise ValueError(f"data_on must be 'device', 'host' or None, got {data_on!r}")
+        if placement is not None and not isinstance(placement, Placement):
+            raise TypeError(
+                f"placement must be a Placement, such as Placement.default(), got {placement!r}"
+            )
         leaves, placement = jax.tree.leaves(data), placement or Placement.one()
         size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
         if data_on is None and len(placement.shards(sampler)) < sampler.num_shards:

@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from accounting.checks import check_count
 from dpsgd.core.state import Diagnostics, Scales, join_leaves, split_leaves
 from dpsgd.gradients import ghost, memory
 from dpsgd.gradients.losses import LossFn, loss_rows, row_loss, takes_key
@@ -116,8 +117,8 @@ class ClippedSum:
 
     def __post_init__(self) -> None:
         takes_key(self.loss_fn)  # refuses an ambiguous signature
-        if self.microbatch_size is not None and self.microbatch_size < 1:
-            raise ValueError(f"microbatch_size must be at least 1, got {self.microbatch_size}")
+        if self.microbatch_size is not None:
+            check_count("microbatch_size", self.microbatch_size)
 
     def __call__(
         self,

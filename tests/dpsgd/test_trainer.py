@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from checked_types import unchecked
 from flax import nnx
 
 from dpsgd import (
@@ -26,10 +27,14 @@ from dpsgd import (
 from dpsgd.audit.report import UNSEEN, AuditReport
 from dpsgd.audit.synthetic import generated_rows
 from dpsgd.core.mechanism import SCALES
+from dpsgd.core.noise import Independent
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import programs, queries
+from dpsgd.engine.feed import Layout
+from dpsgd.gradients.rules import FlatClipping
 from samplers import Multistage, Shuffle, UnitTree
 from samplers.population import UnitData
+
 from tests.dpsgd.mixing import shared
 
 N, D = 60, 64  # so many weights are audited by few releases
@@ -457,6 +462,35 @@ def test_a_failed_last_accounting_costs_no_model(problem, tmp_path, monkeypatch)
         )
     assert stopped.params.shape == (D,)
     assert "stopped after 4 of 10" in stopped.guarantee.scope
+
+
+def of_clipping(**how):
+    return inspect.unwrap(dpsgd)(loss_fn, optax.sgd(0.1), **how)
+
+
+def layout(**how):
+    return inspect.unwrap(Layout.choose.__func__)(Layout, SHUFFLED.sampler, data(), **how)
+
+
+OF_ANOTHER_KIND = {
+    "clipping": (lambda: of_clipping(clipping="flat"), "clipping must be a rule.*got 'flat'"),
+    "a class": (lambda: of_clipping(clipping=FlatClipping), "clipping must be a rule.*FlatClip"),
+    "examples": (lambda: of_clipping(microbatch_size=0), "microbatch_size must be an integer"),
+    "sampler": (lambda: unchecked(SHUFFLED, sampler="shuffle"), "sampler must be a BatchSampler"),
+    "noise": (lambda: unchecked(SHUFFLED, noise=Independent), "noise must be a Noise, got <class"),
+    "sums": (lambda: unchecked(SHUFFLED, full_sums=3), "full_sums must be a FullSums, got 3"),
+    "steps": (lambda: layout(block_steps=0), "block_steps must be an integer >= 1, got 0"),
+    "memory": (lambda: layout(data_on="gpu"), "data_on must be 'device', 'host' or None"),
+    "devices": (lambda: layout(placement=2), "placement must be a Placement.*got 2"),
+}
+"""Values of another type, as a program without checks of annotations passes them."""
+
+
+@pytest.mark.parametrize(("begin", "message"), OF_ANOTHER_KIND.values(), ids=OF_ANOTHER_KIND)
+def test_arguments_of_another_kind_are_refused_in_one_line(begin, message):
+    with pytest.raises((TypeError, ValueError), match=message) as error:
+        begin()
+    assert "\n" not in str(error.value)
 
 
 def test_errors_of_jax_do_not_show_rows(monkeypatch):

@@ -373,6 +373,6 @@ class Clicks(ClickModels):
         """Returns the store's digest, which depends on every row.
 
         It hashes the manifest, which holds the checksums of all files, and not their paths. It is
-        public.
+        as secret as the rows: who knows all but one can try that one.
         """
         return self.store.digest
