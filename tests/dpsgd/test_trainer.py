@@ -34,7 +34,6 @@ from dpsgd.engine.feed import Layout
 from dpsgd.gradients.rules import FlatClipping
 from samplers import Multistage, Shuffle, UnitTree
 from samplers.population import UnitData
-
 from tests.dpsgd.mixing import shared
 
 N, D = 60, 64  # so many weights are audited by few releases
