@@ -24,6 +24,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import scipy.optimize
 
 from experiments.tasks.clicks.schema import MISSING, log_transform
 
@@ -261,9 +262,12 @@ def _planted_model(population: Population, seed: int) -> _PlantedModel:
 
 
 def _bisect(increasing: Callable[[float], float], low: float, high: float) -> float:
+    """Returns what 40 halvings of an interval leave of it, by a function's signs near its root."""
+    root = scipy.optimize.brentq(increasing, low, high, xtol=1e-10)
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if increasing(middle) > 0 else (middle, high)
+        is_above = increasing(middle) > 0 if abs(middle - root) < 1e-9 else middle > root
+        low, high = (low, middle) if is_above else (middle, high)
     return (low + high) / 2
 
 
