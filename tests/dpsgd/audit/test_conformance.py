@@ -256,22 +256,23 @@ def cheap_if_cut(self, sampler, sigma):
 
 
 FAULTY_NOISES = {
-    "CheapWhereBatchesAreCut": ({"privacy": cheap_if_cut}, "a run under Poisson"),
-    "CheapUnderPoisson": (cheap_under(Poisson), "a run under Poisson"),
-    "CheapUnderShuffling": (cheap_under(Shuffle), "a run under Shuffle"),
-    "CheapAtLowNoise": (cheap_under(Deterministic, 0.9), "noise multiplier 0.5"),
-    "Cheap": ({"privacy": priced_as_independent(2)}, "cost"),
-    "CheapPart": ({"privacy_of": cheap_part}, "cost"),
-    "CheapWithinAnEpoch": ({"privacy_of": cheap_within}, "cost"),
-    "CheapTwice": ({"privacy_of": cheap_twice}, "cost"),
+    "CheapWhereBatchesAreCut": ({"privacy": cheap_if_cut}, "a run under Poisson", 2.0),
+    "CheapUnderPoisson": (cheap_under(Poisson), "a run under Poisson", 2.0),
+    "CheapUnderShuffling": (cheap_under(Shuffle), "a run under Shuffle", 2.0),
+    "CheapAtLowNoise": (cheap_under(Deterministic, 0.9), "noise multiplier 0.5", None),
+    "Cheap": ({"privacy": priced_as_independent(2)}, "cost", None),
+    "CheapPart": ({"privacy_of": cheap_part}, "cost", None),
+    "CheapWithinAnEpoch": ({"privacy_of": cheap_within}, "cost", None),
+    "CheapTwice": ({"privacy_of": cheap_twice}, "cost", None),
 }
+"""Faulty methods, words of the refusal, and a noise multiplier in place of the default ones."""
 
 
 @pytest.mark.usefixtures("unaudited")
-@pytest.mark.parametrize(("members", "wrong"), FAULTY_NOISES.values(), ids=FAULTY_NOISES)
-def test_a_noise_that_is_priced_too_low_is_refused(members, wrong):
+@pytest.mark.parametrize(("members", "wrong", "sigma"), FAULTY_NOISES.values(), ids=FAULTY_NOISES)
+def test_a_noise_that_is_priced_too_low_is_refused(members, wrong, sigma):
     with pytest.raises(AssertionError, match=wrong):
-        check_noise(faulty(Independent, **members)(), steps=24)
+        check_noise(faulty(Independent, **members)(), steps=24, noise_multiplier=sigma)
 
 
 def test_a_fainter_noise_than_stated_is_refused():

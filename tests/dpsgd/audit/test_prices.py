@@ -124,13 +124,13 @@ def quiet_on_other_rows(kind):
     return quiet_on_the_same_rows(kind, quiet=False)
 
 
-TWO_EPOCHS = 640, 32, 2
+TWO_EPOCHS, EIGHT_STEPS = (640, 32, 2), (256, 32, 2)
 SOUND = {
-    "poisson": Poisson(*TWO_EPOCHS, overflow="accumulate"),
-    "bins": BallsAndBins(*TWO_EPOCHS, overflow="accumulate"),
-    "one assignment": BallsAndBins(*TWO_EPOCHS, assignment="fixed", overflow="accumulate"),
-    "shuffled": Shuffle(*TWO_EPOCHS),
-    "in order": Deterministic(*TWO_EPOCHS),
+    "poisson": Poisson(*EIGHT_STEPS, overflow="accumulate"),
+    "bins": BallsAndBins(*EIGHT_STEPS, overflow="accumulate"),
+    "one assignment": BallsAndBins(*EIGHT_STEPS, assignment="fixed", overflow="accumulate"),
+    "shuffled": Shuffle(*EIGHT_STEPS),
+    "in order": Deterministic(*EIGHT_STEPS),
 }
 
 
@@ -158,7 +158,7 @@ class BusyRow(IndependentRows):
         return np.where((examples == 1) & (steps >= 0), 1.0, self.probability)
 
 
-USERS = UserPoisson(160, 8, 1, max_contributions=4)
+USERS = UserPoisson(160, 8, 1, max_contributions=2)
 CHEAP = {
     "one step of many bins": priced(
         BallsAndBins(5000, 1, 2, overflow="accumulate"),
