@@ -146,7 +146,7 @@ class Probe:
             for x in (plan.indices, plan.places)
         )
         real = plan.weights[0].reshape(len(indices), -1).max(axis=1) > 0
-        batch: tuple[Any, ...] = (jax.tree.map(lambda x: np.asarray(x[places]), self.columns),)
+        batch: tuple[Any, ...] = (jax.tree.map(lambda x: _rows_at(x, places), self.columns),)
         if self.algorithm.takes_key:
             first = jnp.asarray(indices.reshape(len(indices), -1)[:, 0])
             key = jnp.asarray(self.root.loss_key(attempt))
@@ -419,3 +419,13 @@ class Probe:
             return plan
         shards = np.repeat(np.arange(sampler.num_shards, dtype=np.int32), sampler.shard_batch_size)
         return plan._replace(places=plan.indices, shards=shards)
+
+
+def _rows_at(column: Any, places: np.ndarray) -> Any:
+    """Returns rows of a column on the host or on the devices."""
+    return _gathered(column, places) if isinstance(column, jax.Array) else column[places]
+
+
+@jax.jit
+def _gathered(column: Any, places: Any) -> jax.Array:
+    return column[places]

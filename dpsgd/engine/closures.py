@@ -70,10 +70,19 @@ def held_arrays(trace: Any) -> Iterator[tuple[Any, str]]:
     >>> [array.shape for array, _ in held_arrays(trace)]
     [(9,)]
     """
-    for jaxpr, consts in _traces(trace, set()):
-        for variable, const in zip(jaxpr.constvars, consts, strict=True):
-            if _may_be_rows(const):
-                yield const, _first_use(jaxpr, variable)
+    for const, jaxpr, variable in _constants(trace):
+        if _may_be_rows(const):
+            yield const, _first_use(jaxpr, variable)
+
+
+@functools.lru_cache(maxsize=MOST_PROGRAMS)  # every run of a program asks again
+def _constants(trace: Any) -> list[tuple[Any, core.Jaxpr, Any]]:
+    """Returns a trace's constants, with the jaxprs and variables that hold them."""
+    return [
+        (const, jaxpr, variable)
+        for jaxpr, consts in _traces(trace, set())
+        for variable, const in zip(jaxpr.constvars, consts, strict=True)
+    ]
 
 
 def _may_be_rows(array: Any) -> bool:

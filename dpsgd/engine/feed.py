@@ -150,7 +150,9 @@ class Layout(NamedTuple):
         """Puts a state on the devices."""
         state = self.placement.put_whole(state, self.placement.state(state))
         # No weak types: one program for a state that was just made and for one that was read back.
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
+        return jax.tree.map(
+            lambda leaf: jnp.asarray(leaf, leaf.dtype) if leaf.weak_type else leaf, state
+        )
 
     def defer_noise(self, state: TrainState) -> TrainState:
         """Returns `defer_noise` of a state whose buffers are donated."""

@@ -18,6 +18,7 @@ from dpsgd.audit.runtime.deferred import FLUSHED, FRESH, LAW, SIZES, WRITTEN, de
 from dpsgd.audit.runtime.differential import step_checks
 from dpsgd.audit.tables import TableSnapshot
 from dpsgd.engine import loop
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.gaps import Gaps
 from dpsgd.engine.lazy.laws import RunLaws
 from dpsgd.noise.keys import RootKey
@@ -50,12 +51,13 @@ def from_0(step):
 ALGORITHM = dpsgd(loss_fn, optax.adam(0.01), tables=LazyTables(from_0, 0.9))
 MECHANISM = Mechanism(BallsAndBins(N, 10, epochs=200), 1.0, 0.5)
 ROOT = RootKey.from_insecure_seed(0)
+LAYOUT = Layout.choose(MECHANISM.sampler, ROWS, block_steps=8)  # the audit follows a block's steps
 
 
 @pytest.fixture(scope="module")
 def program():
     state = ALGORITHM.init(START, MECHANISM, ROWS)
-    return Probe(ALGORITHM, MECHANISM, state, ROWS, root=ROOT)
+    return Probe(ALGORITHM, MECHANISM, state, ROWS, layout=LAYOUT, root=ROOT)
 
 
 def failed(program):
@@ -163,7 +165,8 @@ def test_laws_of_other_steps_are_caught(program, monkeypatch, owner, name, plant
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, planted)
         state = ALGORITHM.init(START, MECHANISM, ROWS)
-        assert check in failed(Probe(ALGORITHM, MECHANISM, state, ROWS, root=ROOT))
+        probe = Probe(ALGORITHM, MECHANISM, state, ROWS, layout=LAYOUT, root=ROOT)
+        assert check in failed(probe)
 
 
 def up_to_date(self, *of, rows=None, step=None, sound=Probe.release, **how):
