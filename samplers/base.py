@@ -135,7 +135,7 @@ class BatchSampler(abc.ABC):
     def max_passes(self) -> int:
         """Number of passes per step that programs have room for.
 
-        A step with more ends its block of steps early, which the public ledger shows.
+        A block of steps that needs more is compiled on its own when it comes.
         """
         return 1
 

@@ -167,17 +167,14 @@ class BatchSource:
         ]
         return list(zip(*shard_passes, strict=True))
 
-    def fill(
-        self, start: int, stop: int, *, steps: int = 0, passes: int | None = None
-    ) -> IndexBlock:
+    def fill(self, start: int, stop: int, *, steps: int = 0, passes: int = 0) -> IndexBlock:
         """Returns the padded passes of the steps [start, stop), in order.
 
         Args:
           start: First step.
           stop: Step after the last one.
           steps: Least number of steps of the block; those added at its end have no pass.
-          passes: Number of passes that the block has room for; the block ends before a step whose
-            passes do not fit, unless it is the first. By default the block is as long as needed.
+          passes: Least number of rows of the plan, one per pass; those added at its end are empty.
 
         Raises:
           ValueError: a step is not in [0, num_steps).
@@ -188,13 +185,10 @@ class BatchSource:
         for step in range(start, stop):
             if not 0 <= step < sampler.num_steps:
                 raise ValueError(f"step must be in [0, {sampler.num_steps}), got {step}")
-            several = self.passes_by_shard(step)
-            if passes is not None and members and len(members) + len(several) > passes:
-                break
-            members += several
+            members += self.passes_by_shard(step)
             starts.append(len(members))
         num_steps, cap = len(starts) - 1, sampler.shard_batch_size
-        shape = max(len(members), passes or 0), len(self.shards) * cap
+        shape = max(len(members), passes), len(self.shards) * cap
         indices, weights = zeros(shape, np.int32), zeros(shape, np.float32)
         places = zeros(shape, example_dtype(len(self.rows))) if sampler.num_shards > 1 else None
         begins = [sampler.shard_range(shard).start - self.rows.start for shard in self.shards]

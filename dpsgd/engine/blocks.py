@@ -44,7 +44,8 @@ def plan_blocks(
     """Yields the steps and plan of every block.
 
     The ledger and callers see where blocks end, and the sizes of batches are as secret as their
-    examples: the ends depend on `max_passes` alone, unless a batch needs more.
+    examples: the ends do not depend on the batches. A block that needs more passes than
+    `most_passes` has a longer plan.
 
     Args:
       source: Source of the batches.
@@ -67,9 +68,8 @@ def plan_blocks(
     stop = sampler.num_steps if stop is None else stop
     while step < stop:
         limit = stop if ends is None else min(stop, step - step % ends + ends)
-        limit = min(step + steps_at_once, limit)
-        block = source.fill(step, limit, steps=block_steps, passes=passes)
-        steps = range(step, step + int(block.num_steps))
+        steps = range(step, min(step + steps_at_once, limit))
+        block = source.fill(steps.start, steps.stop, steps=block_steps, passes=passes)
         yield steps, block
         del block  # it may be large: not to be kept while the next one is made
         step = steps.stop

@@ -141,16 +141,17 @@ def train_blocks(
         return now
 
     under_way: deque[Diagnostics] = deque()
-    program = None  # one for all blocks, whatever is set in JAX meanwhile
+    programs: dict[Any, Any] = {}  # by length of the plan, whatever is set in JAX meanwhile
     with closing(in_background(prepare())) as prepared:
         for steps, inputs, due in prepared:
             now = layout.defer_noise(now)
-            # The first time, this may refuse the loss.
-            program = program or compiled_block(algorithm, mechanism.sampler, (now, inputs), layout)
+            if (passes := len(inputs.plan.indices)) not in programs:  # may refuse the loss
+                arguments = mechanism.sampler, (now, inputs), layout
+                programs[passes] = compiled_block(algorithm, *arguments)
             declare(steps)
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
-            now, log, watched = program(now, inputs)
+            now, log, watched = programs[passes](now, inputs)
             steps_done = steps.stop
             under_way.append(log)
             if due is not None:

@@ -40,8 +40,11 @@ def test_blocks_hold_every_batch_in_plans_of_one_shape(sampler, first_step, ends
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 @pytest.mark.parametrize("block_steps", [2, 4, 64])
-def test_ends_of_blocks_tell_nothing_of_the_batches(sampler, block_steps):
+@pytest.mark.parametrize("max_passes", [None, 1], ids=["enough", "too few"])
+def test_ends_of_blocks_tell_nothing_of_the_batches(sampler, block_steps, max_passes, monkeypatch):
     """Whoever reads the ledger sees them, and few passes would tell of few examples."""
+    if max_passes:
+        monkeypatch.setattr(type(sampler), "max_passes", max_passes)
     ends = {
         tuple(
             steps.stop

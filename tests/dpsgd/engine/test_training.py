@@ -128,6 +128,15 @@ def test_data_on_the_host_train_to_the_same_bits(sampler, tmp_path):
 
 
 @pytest.mark.long
+def test_blocks_of_more_passes_than_expected_train_alike(monkeypatch):
+    sampler = SAMPLERS["accumulating poisson"]
+    *_, expected = blocks(sampler, 1.0, 1.0)
+    monkeypatch.setattr(Poisson, "max_passes", 1)
+    *_, trained = blocks(sampler, 1.0, 1.0)
+    for got, want in zip(*map(jax.tree.leaves, (trained.state, expected.state)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_runs_that_differ_in_numbers_share_one_program(caplog):
     # A learning rate that is injected is state, and so an argument of the program.
     algorithm = dpsgd(loss_fn, optax.inject_hyperparams(optax.adam)(learning_rate=0.1))
