@@ -6,6 +6,7 @@ Derivation: docs/explanation/deferred-noise-for-embedding-tables.md.
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -134,7 +135,7 @@ class StepGaps(NamedTuple):
 
 
 class Gaps:
-    """Laws of all gaps of a run, for look-up by a step.
+    """Laws of all gaps of a run, for look-up by a step, from any thread.
 
     Args:
       optimizer: Optimizer of the table.
@@ -152,6 +153,7 @@ class Gaps:
     def __init__(self, optimizer: LinearSgd, spacing: int | None = None) -> None:
         self.optimizer = optimizer
         self.spacing = spacing or max(1, math.isqrt(optimizer.num_steps))
+        self._lock = threading.Lock()  # a flush comes while the next block is prepared
         self._begin()
 
     @cached_property
@@ -187,8 +189,12 @@ class Gaps:
     def ending_at(self, step: int) -> StepGaps:
         """Returns the laws of the gaps that end at `step`.
 
-        The bits do not depend on earlier calls.
+        The bits do not depend on earlier calls, nor on calls of other threads.
         """
+        with self._lock:
+            return self._ending_at(step)
+
+    def _ending_at(self, step: int) -> StepGaps:
         block, place = divmod(step, self.spacing)
         if (block, place) < (self._block, self._place):
             self._begin()

@@ -1,5 +1,9 @@
 """What noise does to a row that nobody reads has the law that is stated, at all lengths of gaps."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -94,6 +98,33 @@ def test_a_run_that_goes_on_has_the_same_laws():
 def long_gaps(request):
     progress = np.arange(request.param) / request.param
     return Gaps(LinearSgd(tuple(0.5 * (1 + np.cos(np.pi * progress))), 0.9))
+
+
+def test_a_flush_may_come_while_the_next_block_is_prepared(monkeypatch):
+    """Both ask for laws at once, the flush in the thread of the steps."""
+    run = LinearSgd(tuple(SCHEDULES["cosine"]), 0.9)
+    stops, gaps, sound = (500, 40), Gaps(run), GapLaw.then
+    expected = [Gaps(run).ending_at(stop) for stop in stops]
+    _ = gaps._to_ends
+    halfway, flushed = threading.Event(), threading.Event()
+
+    def then(law, later):
+        if not halfway.is_set():
+            halfway.set()
+            flushed.wait(0.5)  # without a lock the other thread is done by then
+        return sound(law, later)
+
+    def flush():
+        halfway.wait(30)
+        found = gaps.ending_at(stops[1])
+        flushed.set()
+        return found
+
+    monkeypatch.setattr(GapLaw, "then", then)
+    with ThreadPoolExecutor(2) as threads:
+        found = [threads.submit(gaps.ending_at, stops[0]), threads.submit(flush)]
+        for one, other in zip((future.result() for future in found), expected, strict=True):
+            jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.mark.parametrize("where", ["first", "last"])
