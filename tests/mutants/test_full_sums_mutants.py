@@ -250,26 +250,26 @@ def costs_are_those_of_one_gaussian_release():
 
 def every_sum_is_declared_before_its_noise():
     declared, mechanism = [], whole()
-    queries.refine(Kept(), mechanism, PARAMS, ROWS, declare=declared.append)
+    queries.refine(KEPT, mechanism, PARAMS, ROWS, declare=declared.append)
     assert declared == [range(mechanism.sampler.num_steps, mechanism.num_steps)]
 
 
 def noise_is_none_of_the_steps():
     # The same program under the run's own key is what the steps would have drawn from.
     mechanism = whole()
-    params = queries.refine(Kept(), mechanism, PARAMS, ROWS, insecure_seed=3).params
+    params = queries.refine(KEPT, mechanism, PARAMS, ROWS, insecure_seed=3).params
     algorithm, sums, state, read, _ = queries.sums_run(
-        Kept(), mechanism.sums_mechanism(), PARAMS, ROWS
+        KEPT, mechanism.sums_mechanism(), PARAMS, ROWS
     )
     *_, block = train_blocks(algorithm, sums, state, read, insecure_seed=3)
     assert np.abs(np.asarray(params) - np.asarray(block.state.params["state"])).min() > 0
 
 
 def each_row_is_read_by_itself():
-    read = queries.read_rows(Kept(), PARAMS, ROWS)
+    read = queries.read_rows(KEPT, PARAMS, ROWS)
     for row in (0, 7):
         alone = jax.tree.map(lambda column, row=row: column[row : row + 1], ROWS)
-        np.testing.assert_array_equal(queries.read_rows(Kept(), PARAMS, alone)[0], read[row])
+        np.testing.assert_array_equal(queries.read_rows(KEPT, PARAMS, alone)[0], read[row])
 
 
 def what_could_read_other_rows_is_refused():
@@ -302,6 +302,9 @@ class Kept(Refinement):
 
     def apply(self, params, state):
         return state
+
+
+KEPT = Kept()  # of one program
 
 
 class Mixed(Kept):

@@ -115,7 +115,7 @@ class Shuffled(Poisson):
 
 @pytest.mark.usefixtures("few_draws")
 def test_a_shuffling_sampler_claimed_as_poisson_is_refused():
-    report = audit(sampler=Shuffled(N, 10, 2, max_batch_size=N), microbatch_size=3)
+    report = audit(sampler=Shuffled(N, 10, 2), microbatch_size=3)
     with pytest.raises(ValueError, match="at the rates of the law"):
         report.require_passed()
 
