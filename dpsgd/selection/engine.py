@@ -209,21 +209,28 @@ def _score(wanted: Candidates, selection: Selection, number: int, path: Path) ->
                 record = resume(path, wanted.task)
             else:
                 record = run(wanted.task, spec_of_trial(selection, number), path, name=wanted.name)
+            history = RunDirectory(path).history()
         except (Stopped, OSError, MemoryError):
             raise
         except Exception as error:
             # The error's text may reveal data, and is not passed on.
-            trained = isinstance(error, ValueError) and path.exists()
-            if isinstance(error, ArithmeticError) or (
-                trained and RunDirectory(path).history().released
-            ):
+            trained = isinstance(error, ValueError) and _has_released(path)
+            if isinstance(error, ArithmeticError) or trained:
                 return None
             status, code = type(error).__name__, str(error).partition(":")[0]
             named = isinstance(error, jax.errors.JaxRuntimeError) and code in _STATUS
             raise _ProgramError(f"{status} ({code})" if named else status) from None
-        if _as_declared(RunDirectory(path).history(), terms):
+        if _as_declared(history, terms):
             return record["metrics"].get(wanted.score)
         _discard(path)
+
+
+def _has_released(path: Path) -> bool:
+    """Returns True if a trial's ledger records a model; errors of its files name the trial."""
+    try:
+        return path.exists() and bool(RunDirectory(path).history().released)
+    except ValueError:
+        return False
 
 
 def _discard(path: Path) -> None:

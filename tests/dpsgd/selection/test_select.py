@@ -401,6 +401,19 @@ def test_an_error_before_a_trial_is_trained_is_no_result(kind, trained, tmp_path
             select(tmp_path / "out")
 
 
+def test_a_damaged_file_of_a_trial_does_not_tell_which_trial(trained, tmp_path):
+    def damaged(task, spec, path, **_):
+        path.mkdir(parents=True)
+        (path / "ledger.jsonl").write_text("{}\n")
+        raise ValueError(f"{path} is damaged")
+
+    with scripted(trained), so_many(2), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "run", damaged)
+        with pytest.raises(ValueError, match="a trial ended in ValueError") as error:
+            select(tmp_path / "out")
+    assert f"{SECRETS}/" not in str(error.value)
+
+
 def test_a_selection_of_failed_trials_releases_nothing_for_good(trained, tmp_path):
     out = tmp_path / "out"
     scores = dict.fromkeys(RATES)
