@@ -55,29 +55,6 @@ LOSSES = {
 }
 
 
-@pytest.mark.short("derivatives-ghost", "activations-vmap")
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.usefixtures("optimised")
-def test_example_is_clipped_to_c_however_near_its_norm(loss, method):
-    """Norms are 2^-1, ..., 2^-23 of C below and above it; the sum under a large C has them."""
-
-    @jax.jit
-    def total(weights, clip):
-        sums = clipped_grad(loss_by(method, LOSSES[loss]), l2_clip_norm=clip)
-        leaves = jax.tree.leaves(sums(PARAMS, ROWS, weights)[0])
-        return jnp.concatenate([leaf.ravel() for leaf in leaves])
-
-    for one in np.eye(16, dtype=np.float32)[:4]:
-        whole = np.asarray(total(one, np.float32(2.0**40)), np.float64)
-        norm = np.linalg.norm(whole)
-        for part in (s * 2.0**-k for k in range(1, 24, 2) for s in (-1, 1)):
-            clip = np.float32(norm / (1 + part))
-            found = np.asarray(total(one, clip), np.float64)
-            assert np.linalg.norm(found) <= clip
-            np.testing.assert_allclose(found, whole * min(1, clip / norm), rtol=0, atol=3e-6 * clip)
-
-
 INLINED = {"convert_element_type", "reshape", "transpose", "squeeze", "slice", "concatenate"}
 """What compilers compute anew for each reader."""
 
@@ -128,3 +105,26 @@ def test_norm_and_sum_agree_however_each_reader_is_rounded(loss, method):
     )
     total = np.concatenate([np.ravel(x).astype(np.float64) for x in evaluate(*leaves)])
     np.testing.assert_allclose(np.linalg.norm(total), 0.5, rtol=1e-5)
+
+
+@pytest.mark.short("derivatives-ghost", "activations-vmap")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.usefixtures("optimised")  # of the rest of the module: it stands last
+def test_example_is_clipped_to_c_however_near_its_norm(loss, method):
+    """Norms are 2^-1, ..., 2^-23 of C below and above it; the sum under a large C has them."""
+
+    @jax.jit
+    def total(weights, clip):
+        sums = clipped_grad(loss_by(method, LOSSES[loss]), l2_clip_norm=clip)
+        leaves = jax.tree.leaves(sums(PARAMS, ROWS, weights)[0])
+        return jnp.concatenate([leaf.ravel() for leaf in leaves])
+
+    for one in np.eye(16, dtype=np.float32)[:4]:
+        whole = np.asarray(total(one, np.float32(2.0**40)), np.float64)
+        norm = np.linalg.norm(whole)
+        for part in (s * 2.0**-k for k in range(1, 24, 2) for s in (-1, 1)):
+            clip = np.float32(norm / (1 + part))
+            found = np.asarray(total(one, clip), np.float64)
+            assert np.linalg.norm(found) <= clip
+            np.testing.assert_allclose(found, whole * min(1, clip / norm), rtol=0, atol=3e-6 * clip)
