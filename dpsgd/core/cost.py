@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from accounting import Bound, PrivacyProfile, attack_advantage, epsilon
@@ -74,8 +74,8 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     """
     *earlier, last = segments
     pieces = tuple(piece for piece in segments if piece.steps or piece is last)
-    taken = tuple(without_initial(piece) for piece in segments if piece.steps)
-    planned = tuple(without_initial(piece) for piece in (*earlier, last.planned()) if piece.steps)
+    taken = _anonymous(piece for piece in segments if piece.steps)
+    planned = _anonymous(piece for piece in (*earlier, last.planned()) if piece.steps)
     initials = tuple(dict.fromkeys(piece.initial for piece in pieces if piece.initial))
     trained = [*pieces, *(segment for initial in initials for segment in initial.segments)]
     guarantee = Guarantee(
@@ -167,6 +167,21 @@ def _together(
 def without_initial(part: Part) -> Part:
     """Returns a segment or selection without its initial model."""
     return part if part.initial is None else dataclasses.replace(part, initial=None)
+
+
+def _anonymous(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Returns what the cost depends on, equal for equal runs on any rows.
+
+    Initial models are left out. Digests of rows are numbered, as the cost depends on their equality
+    alone; a complete run's depends on none.
+    """
+    parts, numbers = [*map(without_initial, parts)], {"": ""}
+    for i, part in enumerate(parts):
+        if isinstance(part, Segment):
+            number = numbers.setdefault(part.rows, str(len(numbers)))
+            alone = len(parts) == 1 and part.complete
+            parts[i] = dataclasses.replace(part, rows="" if alone else number)
+    return tuple(parts)
 
 
 def _left_out(parts: Sequence[Part]) -> tuple[str, ...]:
