@@ -175,13 +175,13 @@ def _anonymous(parts: Iterable[Part]) -> tuple[Part, ...]:
     Initial models are left out. Digests of rows are numbered, as the cost depends on their equality
     alone; a complete run's depends on none.
     """
-    parts, numbers = [*map(without_initial, parts)], {"": ""}
-    for i, part in enumerate(parts):
-        if isinstance(part, Segment):
-            number = numbers.setdefault(part.rows, str(len(numbers)))
-            alone = len(parts) == 1 and part.complete
-            parts[i] = dataclasses.replace(part, rows="" if alone else number)
-    return tuple(parts)
+    pieces, numbers = [*map(without_initial, parts)], {"": ""}
+    for i, piece in enumerate(pieces):
+        if isinstance(piece, Segment):
+            number = numbers.setdefault(piece.rows, str(len(numbers)))
+            alone = len(pieces) == 1 and piece.complete
+            pieces[i] = dataclasses.replace(piece, rows="" if alone else number)
+    return tuple(pieces)
 
 
 def _left_out(parts: Sequence[Part]) -> tuple[str, ...]:
