@@ -275,12 +275,17 @@ def _field_types(kind: Any) -> Mapping[str, Any]:
 
 def named(kind: type) -> Mapping[str, str]:
     """Returns each field's attribute by its name in files."""
-    return {_name(hint, attribute): attribute for attribute, hint in field_types(kind).items()}
+    return {name: attribute for attribute, name in _names(kind).items()}
 
 
-def _name(hint: Any, attribute: str) -> str:
-    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((mark.name for mark in marks if isinstance(mark, Named)), attribute)
+@functools.lru_cache(maxsize=256)
+def _names(kind: Any) -> Mapping[str, str]:
+    """Returns each field's name in files by its attribute."""
+    names = {}
+    for attribute, hint in field_types(kind).items():
+        marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        names[attribute] = next((x.name for x in marks if isinstance(x, Named)), attribute)
+    return types.MappingProxyType(names)
 
 
 def build(kind: type[_T], values: Any, place: Place = (), *, words: bool = False) -> _T:
@@ -308,7 +313,8 @@ def build(kind: type[_T], values: Any, place: Place = (), *, words: bool = False
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # of a dataclass
         required = field.default is field.default_factory is dataclasses.MISSING
         if field.init and required and field.name not in arguments:
-            raise Refused((*place, _name(hints[field.name], field.name)), "is missing")
+            name = next(x for x, attribute in attributes.items() if attribute == field.name)
+            raise Refused((*place, name), "is missing")
     try:
         return kind(**arguments)
     except Refused as error:
@@ -323,9 +329,11 @@ def check(record: Any) -> None:
     Raises:
       Refused: If an annotation does not allow a value.
     """
-    for name, hint in field_types(type(record)).items():
-        checked = read(hint, getattr(record, name), (_name(hint, name),))
-        object.__setattr__(record, name, checked)
+    kind: Any = type(record)
+    names = _names(kind)
+    for attribute, hint in field_types(kind).items():
+        checked = read(hint, getattr(record, attribute), (names[attribute],))
+        object.__setattr__(record, attribute, checked)
 
 
 class Record:
@@ -343,7 +351,8 @@ class Record:
         check(self)
 
 
-def field_texts(kind: type) -> dict[str, str]:
+@functools.lru_cache(maxsize=256)
+def field_texts(kind: type) -> Mapping[str, str]:
     """Returns the descriptions of a dataclass's fields.
 
     They stand under "Attributes:" in its docstring and in the docstrings of its bases.
@@ -357,4 +366,4 @@ def field_texts(kind: type) -> dict[str, str]:
         if section := re.search(r"^Attributes:\n((?:  .*\n|\n)+)", doc, re.MULTILINE):
             entries = re.findall(r"^  (\w+): (.+\n(?:   .*\n)*)", section[1], re.MULTILINE)
             texts |= {name: " ".join(text.split()) for name, text in entries}
-    return texts
+    return types.MappingProxyType(texts)

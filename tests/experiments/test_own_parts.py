@@ -368,15 +368,16 @@ def test_a_ledger_executes_code_only_where_it_is_trusted(reader, command):
     assert "own_parts" in sys.modules
 
 
-def test_a_run_of_own_parts_is_resumed_priced_and_read(command, tmp_path):
-    words = "train store sampler:own_parts:Batches --batch-size 40 --epochs 1 --learning-rate 0.01"
+def test_a_run_of_own_parts_is_resumed_priced_and_read(command, store, tmp_path):
+    words = (
+        f"train {store} sampler:own_parts:Batches --batch-size 40 --epochs 1 --learning-rate 0.01"
+    )
     words += " --noise-multiplier 1 --begin --no-audit --model linear --max-buckets 16 --out run"
     words += " --overflow accumulate"
     for kind in OWN:
         own, _, settings = KINDS[kind]
         words += f" --{kind} own_parts:{own}"
         words += "".join(f" --{k.replace('_', '-')} {x}" for k, x in settings.items())
-    command("prepare", "synthetic", "store", "--num-rows", "200")
     command(*words.split())
     sys.modules.pop("own_parts")
     assert "--trust MODULE" in command.refuses("ledger", "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -122,6 +123,7 @@ def options_of_run(defaults: Mapping[str, Any]) -> list[Option]:
     return options
 
 
+@functools.lru_cache(maxsize=1024)
 def with_names(text: str) -> str:
     """Replaces names of options by their flags.
 
