@@ -31,6 +31,7 @@ from dpsgd.removed import without_removed
 from dpsgd.runs.records import build, checked, to_json
 from dpsgd.runs.run import Run
 from dpsgd.runs.spec import PARTS, RunSpec
+from dpsgd.runs.stop import Stopped
 from experiments.tasks.clicks.encoding import as_arrow
 from experiments.tasks.clicks.formats import BUCKETS, table_schema
 from experiments.tasks.clicks.schema import Schema
@@ -131,6 +132,7 @@ class _Estimator(BaseEstimator):
 
         Raises:
           ValueError: If bounds or classes are not declared, or the data do not fit them.
+          KeyboardInterrupt: If Ctrl-C or SIGTERM stopped it; nothing is released.
         """
         for name, value, choices in (
             ("model", self.model, PRESETS),
@@ -168,7 +170,10 @@ class _Estimator(BaseEstimator):
         task = _Rows(sizes, schema, model.hash_seed, rows, users, most)
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
-            Run.create(task, spec, out).train()
+            try:
+                Run.create(task, spec, out).train()
+            except Stopped:  # searches of scikit-learn go on after other errors
+                raise KeyboardInterrupt("fit was stopped, and keeps nothing") from None
             trained = read_model(out, task=model)
         self.bounds_, self.guarantee_ = dict(schema.bounded), dict(trained.guarantee)
         if self._caveat:

@@ -13,6 +13,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
@@ -20,6 +21,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from dpsgd import Run
 from dpsgd.engine.closures import held_arrays, reachable_arrays
 from dpsgd.noise.keys import RootKey
+from dpsgd.runs.stop import Stopped
 from experiments.estimators import EXPECTED_FAILED_CHECKS, DPClassifier, DPRegressor
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS
@@ -210,6 +212,18 @@ def test_two_fits_with_one_random_state_have_fresh_noise():
 
 
 @pytest.mark.long
+def test_ctrl_c_ends_a_search_over_fits(monkeypatch):
+    """Errors of a fit do not: a search counts it as failed, and goes on."""
+
+    class Interrupted:
+        def train(self):
+            raise Stopped("stopped at step 1 of 2; all is saved: `dpsgd resume` resumes it")
+
+    monkeypatch.setattr(Run, "create", lambda *_, **__: Interrupted())
+    with pytest.raises(KeyboardInterrupt, match="keeps nothing"):
+        cross_val_score(DPClassifier(3.0, **PUBLIC), X, Y)
+
+
 def test_classes_read_from_y_are_said_to_be_uncovered():
     model = fitted(classes="from y")
     said = "classes were read from y"
