@@ -1,7 +1,7 @@
 """Kernels, graphs and bytes of a block of DP steps, compiled for an H100 without having one.
 
     python -m venv gpu && gpu/bin/pip install ".[cuda]"
-    PYTHON=gpu/bin/python scripts/bench gpu_program
+    JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 PYTHON=gpu/bin/python scripts/bench gpu_program
 
 JAX's CUDA plugin compiles ahead of time for a description of the device. Nothing is run or timed;
 matrix products are not tuned, so their kernels may differ from those on a GPU. Bytes count arrays
