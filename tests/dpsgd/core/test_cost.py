@@ -506,7 +506,7 @@ def precision_of(runs):
 
 def test_every_release_of_every_attempt_and_run_is_counted():
     rng = np.random.default_rng(0)
-    for _ in range(200):
+    for _ in range(100):
         *earlier, last = runs = [random_run(rng) for _ in range(rng.integers(1, 3))]
         found, precision = last.guarantee(*earlier), precision_of(runs)
         epsilon = GaussianProfile(precision**-0.5).epsilon(DELTA).lower if precision else 0

@@ -67,7 +67,7 @@ def test_a_dry_run_reads_no_row_and_prices_the_run(task, spec, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-SAMPLERS = [SETTINGS["balls-and-bins"](48, 2), SETTINGS["poisson"](48, 2)]
+SAMPLERS = [SETTINGS["balls-and-bins"](48, 1), SETTINGS["poisson"](48, 1)]
 
 
 @pytest.mark.short("4-1000-poisson", "1-1000-balls-and-bins")

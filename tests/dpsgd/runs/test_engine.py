@@ -16,7 +16,7 @@ from dpsgd.runs.mechanism import resolved
 from dpsgd.runs.resolve import choose
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.task import rows_of
-from samplers import BallsAndBins
+from samplers import Deterministic
 from samplers.settings import SETTINGS
 
 
@@ -30,7 +30,7 @@ class Mixing(Line):
 
 @pytest.mark.parametrize("audit", [True, False])
 def test_a_cross_example_loss_is_refused_before_declaring_steps(audit, tmp_path):
-    config = RunSpec.of(BallsAndBins(160, 16, 2), noise_multiplier=1.0, audit=audit)
+    config = RunSpec.of(Deterministic(160, 16, 2), noise_multiplier=1.0, audit=audit)
     with pytest.raises(ValueError, match="examples could mix: the loss uses custom_vmap_call"):
         run(Mixing(), config, tmp_path / "run")
     ledger = tmp_path / "run" / "ledger.jsonl"
@@ -110,7 +110,7 @@ class OnTwoHosts(Calibrated):
     ],
 )
 def test_absent_rows_that_are_read_are_named_first(calibration, says, tmp_path, monkeypatch):
-    sampler = SETTINGS["balls-and-bins"](batch_size=10, epochs=2, num_shards=2)
+    sampler = SETTINGS["deterministic"](batch_size=10, epochs=2, num_shards=2)
     how = {"calibration": calibration} if calibration == "none" else {}
     if calibration != "none":  # the rows that train are here
         monkeypatch.setattr(Layout, "process_shards", lambda self, sampler: range(1))

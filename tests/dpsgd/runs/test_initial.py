@@ -199,7 +199,7 @@ def test_no_joint_cost_is_stated_where_none_is_proved(other):
 
 
 def test_users_in_both_runs_pay_for_both():
-    days = [Mechanism(UserPoisson(n, 10, max_contributions=3), 4.0, 1.0) for n in (30, 40)]
+    days = [Mechanism(UserPoisson(n, 4, max_contributions=2), 4.0, 1.0) for n in (8, 12)]
     earlier, later = (Segment(day, unit="user") for day in days)
     initial = Initial("0", (earlier,), "monday")
     whole = cost([dataclasses.replace(later, initial=initial)], 1e-5)
@@ -231,11 +231,11 @@ def test_joint_cost_counts_initial_models_once_and_attempts_each():
 @pytest.mark.short("both")
 @pytest.mark.parametrize("interrupted", ["initial", "run", "both"])
 def test_joint_cost_has_a_second_price_if_a_run_was_interrupted(interrupted):
-    sampler = BallsAndBins(1000, batch_size=100, epochs=2, max_batch_size=1000)
+    sampler = BallsAndBins(400, batch_size=100, epochs=2, max_batch_size=400)
     mechanism = Mechanism(sampler, 2.0, 1.0)
     whole, parts = (
         [Segment(mechanism)],
-        [Segment(mechanism, range(7)), Segment(mechanism, range(5, 20))],
+        [Segment(mechanism, range(3)), Segment(mechanism, range(2, 8))],
     )
     earlier = parts if interrupted != "run" else whole
     own = parts if interrupted != "initial" else whole

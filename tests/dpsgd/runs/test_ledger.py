@@ -129,7 +129,7 @@ def test_what_differs_between_environments_is_named(path):
 
 
 def test_steps_of_another_attempt_cost_more(path):
-    with Ledger.create(path, terms()) as ledger:
+    with Ledger.create(path, terms(Poisson(**SIZES))) as ledger:
         ledger.declare(range(16))
         once = ledger.history.guarantee()
         assert begin(ledger, 0).steps == range(0)

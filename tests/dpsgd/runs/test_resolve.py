@@ -82,7 +82,7 @@ def test_the_document_is_the_table():
 
 @functools.cache  # what is computed with lazy tables costs the same as without
 def priced(mechanism):
-    return mechanism.privacy().delta(1.0)
+    return mechanism.privacy().delta(1.0, tolerance=0.1)
 
 
 @pytest.mark.parametrize(("sampler", "column"), [*itertools.product(SAMPLERS, COLUMNS)])
@@ -510,7 +510,7 @@ def test_a_target_is_met_by_training_and_calibration_together(noise):
 
 
 def test_optimistic_noise_meets_the_lower_and_states_the_upper():
-    how = {"sampler": SETTINGS["shuffle"](batch_size=8, epochs=1), "noise_multiplier": None}
+    how = {"sampler": SETTINGS["shuffle"](batch_size=32, epochs=1), "noise_multiplier": None}
     ends = []
     for optimistic in (False, True):
         spec = config_of(**how, target_epsilon=1.0, optimistic=optimistic)
