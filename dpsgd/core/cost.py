@@ -63,6 +63,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
       delta: Probability delta of the guarantee, in (0, 0.1).
 
     Raises:
+      TypeError: If `segments` are others.
       ValueError: If `delta` is not in (0, 0.1), or the privacy profile of a sampler is not proved.
       ContradictoryBounds: If the whole were to cost less than a part of it.
 
@@ -72,6 +73,12 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     Odometers and Filters (2016); N. Papernot, T. Steinke (2022) on selection, see
     `accounting.SelectionProfile`.
     """
+    listed = isinstance(segments, Sequence) and len(segments) > 0
+    if not (listed and all(isinstance(piece, Part) for piece in segments)):
+        raise TypeError(
+            "segments must be a list of dpsgd.Segment, such as [Segment(mechanism)], got "
+            f"{segments!r:.60}"
+        )
     *earlier, last = segments
     pieces = tuple(piece for piece in segments if piece.steps or piece is last)
     taken = _anonymous(piece for piece in segments if piece.steps)

@@ -38,6 +38,7 @@ class Segment:
         the same place.
 
     Raises:
+      TypeError: If `steps` are no range.
       ValueError: If the run does not have these steps.
     """
 
@@ -53,6 +54,8 @@ class Segment:
     def __post_init__(self) -> None:
         num_steps = self.mechanism.num_steps
         steps = range(num_steps) if self.steps is None else self.steps
+        if not isinstance(steps, range):
+            raise TypeError(f"steps must be a range, such as range({num_steps}), got {steps!r}")
         if steps.step != 1 or not 0 <= steps.start <= steps.stop <= num_steps:
             raise ValueError(f"steps must be in [0, {num_steps}], the run's steps, got {steps}")
         object.__setattr__(self, "steps", steps)

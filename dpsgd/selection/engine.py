@@ -46,7 +46,7 @@ _STATUS = ("RESOURCE_EXHAUSTED", "INTERNAL", "INVALID_ARGUMENT", "UNIMPLEMENTED"
 def select(
     task: Task,
     candidates: Sequence[RunSpec],
-    out: Path,
+    out: str | os.PathLike[str],
     *,
     score: str,
     better: Literal["higher", "lower"],
@@ -83,6 +83,7 @@ def select(
       OSError: If the disk is full; the same call then resumes.
       Stopped: If SIGTERM or SIGINT asked for it; the same call then resumes.
     """
+    out = Path(out)
     folder = RunDirectory(out)
     exists = folder.ledger_path.is_file() and folder.history().selection is not None
     if not exists:

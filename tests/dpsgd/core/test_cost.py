@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import math
 from fractions import Fraction
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from checked_types import unchecked
 
 import accounting
 from accounting import (
@@ -178,6 +180,19 @@ def test_where_nothing_is_guaranteed_nothing_bounds_an_attack(interval):
 def test_steps_that_the_run_has_not_are_refused(steps):
     with pytest.raises(ValueError, match=r"steps must be in \[0, 30\]"):
         spent(SAMPLERS["poisson"], steps)
+
+
+@pytest.mark.parametrize("kind", ["a mechanism", "one segment", "none"])
+def test_cost_takes_a_list_of_segments(kind):
+    one = mechanism(SAMPLERS["poisson"])
+    wrong = {"a mechanism": [one], "one segment": Segment(one), "none": []}[kind]
+    with pytest.raises(TypeError, match=r"segments must be a list of dpsgd.Segment, such as"):
+        inspect.unwrap(cost)(wrong, DELTA)
+
+
+def test_steps_of_a_segment_are_a_range():
+    with pytest.raises(TypeError, match=r"steps must be a range, such as range\(30\), got 5"):
+        unchecked(Segment(mechanism(SAMPLERS["poisson"])), steps=5)
 
 
 @pytest.mark.parametrize("sums", [None, FullSums(1, 9.0), FullSums(4, 9.0)], ids=str)

@@ -74,7 +74,7 @@ def test_the_best_trial_is_released_with_the_joint_guarantee(tmp_path):
     out = tmp_path / "out"
     lines = []
     with so_many(2):
-        record = select(out, lines=lines)
+        record = select(str(out), lines=lines)
     assert set(os.listdir(tmp_path)) == {"out"}
     assert set(os.listdir(out)) == RELEASED
     assert record["epsilon_upper"] == cost_of_whole() > 1.2 * cost_of_trial()
