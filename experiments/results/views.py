@@ -13,6 +13,7 @@ import scipy.stats
 
 from accounting import Bound
 from accounting.profile import format_delta
+from dpsgd.core.cost import WARM_START
 from dpsgd.runs import report
 from experiments.results.points import Cells, ErrorBar, Headline, pivot, text
 from experiments.results.table import AXES, PRIVACY, Axis, Table, digits
@@ -298,9 +299,10 @@ class View:
 
 
 def terms_of(row: Row) -> str:
-    """Returns the terms of a run's epsilon."""
+    """Returns the terms of a run's epsilon, which excludes rows of its initial model."""
     delta = format_delta(row["delta"])
-    return f"delta {delta}, {row['adjacency']} adjacency, unit: one {row['unit']}"
+    warm = ", for rows that did not train the initial model" * (WARM_START in (row["notes"] or ()))
+    return f"delta {delta}, {row['adjacency']} adjacency, unit: one {row['unit']}{warm}"
 
 
 def _privacy(row: Row) -> str:

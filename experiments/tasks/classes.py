@@ -44,6 +44,24 @@ EPISODES = 500
 """Number of episodes for a metric, at a public seed."""
 
 
+def few_shot_problem(labels: np.ndarray) -> str:
+    """Returns the reason why `few_shot_metrics` are undefined, or "".
+
+    >>> few_shot_problem(np.repeat([0, 1], 6))
+    ''
+
+    Args:
+      labels: Labels of the rows to evaluate, int[rows].
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    if classes.size >= 2 and counts.min() > SHOTS:
+        return ""
+    return (
+        f"few-shot accuracy needs two classes with more than {SHOTS} images each, got "
+        f"{dict(zip(classes.tolist(), counts.tolist(), strict=True))}"
+    )
+
+
 def few_shot_metrics(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
     """Returns the accuracy of nearest-prototype classification.
 
@@ -63,12 +81,9 @@ def few_shot_metrics(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[st
     """
     pairs = list(blocks)
     labels = np.concatenate([y for _, y in pairs]) if pairs else np.zeros(0, int)
+    if problem := few_shot_problem(labels):
+        raise ValueError(problem)
     classes, counts = np.unique(labels, return_counts=True)
-    if classes.size < 2 or counts.min() <= SHOTS:
-        raise ValueError(
-            f"few-shot accuracy needs two classes with more than {SHOTS} images each, got "
-            f"{dict(zip(classes.tolist(), counts.tolist(), strict=True))}"
-        )
     points = np.concatenate([np.asarray(x, np.float64).reshape(len(x), -1) for x, _ in pairs])
     rng, hits = np.random.default_rng(0), []
     size = min(int(counts.min()), SHOTS + 15)

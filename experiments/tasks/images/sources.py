@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from accounting.records import Count, Ge, Must, Record
+from dpsgd.files import DAMAGED
 from experiments.tasks.splits import (
     SPLITS,
     ColumnError,
@@ -171,7 +171,7 @@ def stored(path: Path, num_classes: int | None) -> Images:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise SourceError(f"{path} is not a NumPy archive with arrays x and y: {error}") from None
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or not x.size:
         raise SourceError(

@@ -12,6 +12,7 @@ import numpy as np
 
 from dpsgd.runs.records import build, to_json
 from experiments.tasks import Models
+from experiments.tasks.classes import few_shot_problem
 from experiments.tasks.images import sources
 from experiments.tasks.images.sources import Sizes
 from experiments.tasks.splits import blocks_of
@@ -166,10 +167,14 @@ class Images(ImageModels):
         return blocks_of(self.source.rows(split))
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
-        """Raises ValueError if a split is empty, or the sizes changed."""
+        """Raises ValueError if a split is too small, or the sizes changed."""
         for split in self.source.splits:
-            if not len(self.source.rows(split)["label"]):
+            labels = self.source.rows(split)["label"]
+            if not len(labels):
                 raise ValueError(f"{self.source.name} has no {split} images")
+            # Labels of training images are private, and have no metrics.
+            if self.new_classes and split != "train" and (problem := few_shot_problem(labels)):
+                raise ValueError(f"{self.source.name}, {split} images: {problem}; give more images")
         if begun is not None and begun.get("sizes") != self.describe()["sizes"]:
             raise ValueError(
                 f"{self.source.name} has other image shapes or classes than the run; pass the "

@@ -302,7 +302,11 @@ def test_another_metric_of_the_task_can_be_put_first(summary_of):
 def test_runs_from_an_earlier_model_say_whose_rows_are_covered(summary_of):
     clicks = {"headline": "test_auc", "better": "higher"}
     assert WARM_START not in summary_of(auc, NOISE, task=clicks).statements
-    assert WARM_START in summary_of(auc, NOISE, task={**clicks, "notes": [WARM_START]}).statements
+    warm = summary_of(auc, NOISE, task={**clicks, "notes": [WARM_START]})
+    assert WARM_START in warm.statements
+    (title,) = (title for title in warm.views[0].tables() if "epsilon" in title)
+    for terms in (listings.caption(warm.table), title):
+        assert terms.endswith("unit: one user, for rows that did not train the initial model)")
 
 
 @pytest.mark.parametrize("epsilon", [1.00004, 1.2345678, 0.123449, 10.0])

@@ -131,6 +131,15 @@ def test_images_of_a_numpy_archive_are_split_by_their_numbers(tmp_path):
     np.testing.assert_array_equal(task.source.rows("test")["label"], Y[masks["test"]])
 
 
+def test_a_damaged_archive_is_refused_in_one_line(tmp_path):
+    path, one_array = tmp_path / "some.npz", io.BytesIO()
+    np.save(one_array, X)
+    for content in (b"", one_array.getvalue(), archive(tmp_path, x=X, y=Y).read_bytes()[:-99]):
+        path.write_bytes(content)
+        with pytest.raises(SourceError, match=r"some\.npz is not a NumPy archive"):
+            Images(path, num_classes=4).columns()
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -187,6 +196,16 @@ def test_new_classes_are_tested_and_only_other_classes_train():
     counts = np.unique(data.population.tree.sizes(2))
     assert np.ptp(counts) <= 2  # as many images of each class in each task
     assert Images(new_classes=3).columns().population.tree.shape.names == ("class",)
+
+
+def test_too_few_images_for_few_shot_accuracy_are_refused_first(tmp_path):
+    x, y = np.zeros((3000, 2, 2), np.uint8), np.arange(3000) % 10
+    task = Images(archive(tmp_path, x=x, y=y), new_classes=4, num_classes=10)
+    task.check()
+    archive(tmp_path, x=x[:200], y=y[:200])
+    few = Images(task.data, new_classes=4, num_classes=10)
+    with pytest.raises(ValueError, match=r"some\.npz, validation images: few-shot accuracy needs"):
+        few.check()
 
 
 def test_an_episode_loss_follows_distances_from_prototypes():
