@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from dpsgd.gradients import norms
@@ -20,6 +21,10 @@ from dpsgd.gradients.taps import Use
 _GRAM_MARGIN = 2.0**-20
 _LARGEST = 2.0**380
 """Squared norm above which scaled sides may leave the float32 range."""
+_STEEPEST = 2.0**240
+"""Least squared ratio of a cotangent to the gradient at which a sum may cut it off."""
+_SMALLEST = 2.0**-200
+"""Square of the smallest scale of a gradient, see `dpsgd.gradients.norms.magnitudes`."""
 
 
 def square_norms(route: Route, uses: Sequence[Use], parts: Parts, cotangents: Any) -> Array:
@@ -38,7 +43,7 @@ def square_norms(route: Route, uses: Sequence[Use], parts: Parts, cotangents: An
     if route.kind == "rows":
         return norms.square_sums(parts.rows()[1])
     contractions = [c for u in uses if (c := contraction_of(u))]
-    first = contractions[0]
+    first, lengths = contractions[0], [c.length for c in contractions]
     # Two uses of one parameter may contract opposite sides of it: align them.
     aligned = [
         (x, y) if c.inner == first.inner else (y, x)
@@ -49,54 +54,49 @@ def square_norms(route: Route, uses: Sequence[Use], parts: Parts, cotangents: An
     with norms.float64():
         diagonal = square = jnp.sum(lefts * rights, axis=(1, 2))
     if route.kind == "gram":
-        sides = _unit_rows(left, lefts), _unit_rows(right, rights)
-        square = _gram(*sides)
+        square = _gram(left, right)
         if parts.look_ups:
             rows_left = any(r.rows == first.inner for u in uses if (r := rows_of(u)))
-            crossed, square_h = _crossed(*(sides if rows_left else sides[::-1]), *parts.rows())
+            by_row, by_column = (left, right) if rows_left else (right, left)
+            crossed, square_h = _crossed(by_row, by_column, *parts.rows())
             with norms.float64():
                 square, diagonal = square + crossed, diagonal + square_h
         with norms.float64():
             # Rounding may leave a small negative number where everything cancels; NaN stays NaN.
             square = jnp.maximum(square, 0.0) + _GRAM_MARGIN * diagonal
+            # A cotangent that the sum cut off could no longer cancel others.
+            swapped = np.repeat([c.inner != first.inner for c in contractions], lengths)
+            longest = jnp.where(lefts * rights > 0, jnp.where(swapped, lefts, rights), 0.0)
+            limit = _STEEPEST * jnp.maximum(square, _SMALLEST)
+            square = jnp.where(jnp.max(longest, axis=(1, 2)) < limit, square, jnp.inf)
     with norms.float64():
         return jnp.where(diagonal < _LARGEST, square, jnp.inf)
 
 
-def _unit_rows(x: Array, squares: Array) -> tuple[Array, Array]:
-    """Returns vectors of norms in [1, 2) and their scales, float64 powers of two."""
-    scale = norms.magnitudes(squares)
+def _wide(x: Array) -> Array:
+    return lax.convert_element_type(x.astype(jnp.float32), jnp.float64)
+
+
+def _gram(left: Array, right: Array) -> Array:
+    """Returns squared norms of sum_s left_s right_s^T, sides [B, batch, s, :], float64[B].
+
+    In float64: rounding errors of float32 can agree for all pairs of positions, as where a row
+    repeats two of them, and then outweigh any margin.
+    """
     with norms.float64():
-        return x * (1.0 / scale)[..., None], lax.convert_element_type(scale, jnp.float64)
+        ll, rr = (jnp.einsum("bksc,bktc->bkst", x, x) for x in map(_wide, (left, right)))
+        return jnp.sum(ll * rr, axis=(1, 2, 3))
 
 
-def _gram(left: tuple[Array, Array], right: tuple[Array, Array]) -> Array:
-    """Returns squared norms of sum_s left_s right_s^T, sides [B, batch, s, :]."""
-    ll, rr = (
-        jnp.einsum("bksc,bktc->bkst", x, x, precision=lax.Precision.HIGHEST)
-        for x, _ in (left, right)
-    )
-    with norms.float64():
-        scale = left[1] * right[1]
-        scaled = lax.convert_element_type(ll * rr, jnp.float64) * scale[..., None]
-        return jnp.sum(scaled * scale[..., None, :], axis=(1, 2, 3))
-
-
-def _crossed(
-    by_row: tuple[Array, Array], by_column: tuple[Array, Array], flat: Array, h: Array
-) -> tuple[Array, Array]:
+def _crossed(by_row: Array, by_column: Array, flat: Array, h: Array) -> tuple[Array, Array]:
     """Returns the look-ups' terms in squared norms of contractions, and in their diagonals.
 
-    `by_row` is the side along the looked-up rows, with its scales; `flat` has their indices, [B,
-    K], and `h` their cotangents, [B, K, :].
+    `by_row` is the side along the looked-up rows; `flat` has their indices, [B, K], and `h` their
+    cotangents, [B, K, :].
     """
-    squares = norms.square_sums(h, lead=2)
-    unit, scale = _unit_rows(h, squares)
-    entries = jnp.take_along_axis(by_row[0][:, 0], flat[:, None, :], axis=2)
-    precision = lax.Precision.HIGHEST
-    dots = jnp.einsum("bsd,bkd->bsk", by_column[0][:, 0], unit, precision=precision)
-    repeated = norms.square_sums(sum_repeated(flat, h))
+    entries = jnp.take_along_axis(by_row[:, 0], flat[:, None, :], axis=2)
+    squares, repeated = norms.square_sums(h, lead=2), norms.square_sums(sum_repeated(flat, h))
     with norms.float64():
-        product = lax.convert_element_type(entries * dots, jnp.float64) * scale[:, None, :]
-        product *= (by_row[1] * by_column[1])[:, 0, :, None]
-        return 2 * jnp.sum(product, axis=(1, 2)) + repeated, jnp.sum(squares, axis=1)
+        dots = jnp.einsum("bsd,bkd->bsk", _wide(by_column[:, 0]), _wide(h))
+        crossed = jnp.sum(_wide(entries) * dots, axis=(1, 2))
+        return 2 * crossed + repeated, jnp.sum(squares, axis=1)

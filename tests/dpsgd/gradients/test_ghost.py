@@ -531,6 +531,53 @@ def test_large_gradient_that_cancels_over_a_sequence_is_clipped(gap):
     assert largest_contribution(difference_loss, params, x, 1.0) <= 1.0
 
 
+def test_repeated_positions_that_nearly_cancel_stay_within_c():
+    """Products of float32 would round alike for all pairs of these positions."""
+
+    def loss_fn(w, example):
+        return jnp.sum((example["x"] @ w) * example["g"])
+
+    rng, pairs, size, width = np.random.default_rng(0), 56, 4, 256
+    x = 1 + rng.random((size, 1, width))
+    x = np.concatenate([x, x * (1 + 2.0**-11 * rng.standard_normal(x.shape))], axis=1)
+    g = (1 + rng.random((size, 1, width))) * np.array([[1], [-1]])
+    batch = {
+        name: np.tile(a, (1, pairs, 1)).astype(np.float32) for name, a in {"x": x, "g": g}.items()
+    }
+    w = jnp.zeros((width, width))
+    assert " gram " in explain(loss_fn, w, jax.tree.map(lambda a: a[0], batch))
+    assert largest_contribution(loss_fn, w, batch, 1.0) <= 1.0
+
+
+@pytest.mark.parametrize("convolved", [False, True])
+def test_cancelling_uses_at_far_scales_stay_within_c(convolved):
+    """A cotangent near 2^127 would be cut off in the sum, and the other use's part would stay."""
+
+    def apply(w, x):
+        if convolved:
+            return lax.conv_general_dilated(
+                x.reshape(1, 16, 1),
+                w[None],
+                (1,),
+                "VALID",
+                (1,),
+                dimension_numbers=("NCH", "HIO", "NCH"),
+            )
+        return x @ w
+
+    def loss_fn(w, example):
+        return jnp.sum(example["scale"] * apply(w, example["tiny"])) - jnp.sum(
+            apply(w, example["x"])
+        )
+
+    scale = 2.0 ** np.array([126, 110], np.float32)
+    batch = {"scale": scale, "tiny": np.ones((2, 16), np.float32) * (2 / scale)[:, None]}
+    batch["x"] = np.full((2, 16), 2, np.float32)
+    w = jnp.zeros((16, 16))
+    assert " gram " in explain(loss_fn, w, jax.tree.map(lambda a: a[0], batch))
+    assert largest_contribution(loss_fn, w, batch, 1e-3) <= 1e-3
+
+
 def test_cancelling_huge_cotangents_of_one_row_are_not_nan():
     def loss_fn(params, g):
         rows = params["table"][jnp.array([1, 1, 2])]
