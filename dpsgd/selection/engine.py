@@ -32,7 +32,7 @@ from dpsgd.runs.task import Task
 from dpsgd.runs.terms import Selection, Terms, is_trial_of
 from dpsgd.selection.candidates import Candidates, spec_of_trial
 from dpsgd.selection.release import NOTHING, ended, release, release_nothing
-from dpsgd.selection.vault import Vault, VaultSecret
+from dpsgd.selection.vault import TRIALS, Vault, VaultSecret
 
 DEFAULT_COUNT = TrialCount(mean=10.0, shape=0.0)
 """Default law of the number of trials: logarithmic with mean 10."""
@@ -314,6 +314,13 @@ def _nameless_errors(folder: RunDirectory) -> Iterator[None]:
             f"{out}: a trial ended in {error}, an error that does not depend on the rows; "
             "nothing is released: fix the task or add memory, then repeat the command to resume. "
             f"The privacy cost remains: {folder.history().guarantee().sentence()}"
+        ) from None
+    except ValueError as error:
+        if str(out / SECRETS / TRIALS) not in str(error):
+            raise
+        raise ValueError(
+            f"{out}: a file of a trial is damaged, and nothing is released: start a new selection "
+            f"elsewhere. The privacy cost remains: {folder.history().guarantee().sentence()}"
         ) from None
     except MemoryError:
         raise MemoryError("out of memory: repeat the command to resume") from None

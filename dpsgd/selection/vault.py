@@ -21,6 +21,9 @@ from accounting import TrialCount
 from dpsgd.files import SECRET, destroy, lock, open_own, parse_json, write_atomically
 from dpsgd.runs.records import checked
 
+TRIALS = "trials"
+"""Folder of the runs of trials, by number, which errors must not name."""
+
 
 class VaultSecret:
     """Secret of a selection, 256 bits in a file of its vault that only its owner reads.
@@ -156,7 +159,7 @@ class Vault:
     def __init__(self, path: Path, secret: VaultSecret, law: TrialCount, better: Any) -> None:
         """Opens the folder of a selection, and draws the number of trials if it is new."""
         self.path, self._secret, self._better = path, secret, better
-        self._trials = path / "trials"
+        self._trials = path / TRIALS
         self._trials.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._journal = open_own(path / "journal.jsonl", flags, SECRET)

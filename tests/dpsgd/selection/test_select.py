@@ -414,6 +414,20 @@ def test_a_damaged_file_of_a_trial_does_not_tell_which_trial(trained, tmp_path):
     assert f"{SECRETS}/" not in str(error.value)
 
 
+def test_a_damaged_best_trial_stays_unnamed(trained, tmp_path):
+    out, release = tmp_path / "out", engine.release
+
+    def of_damaged(wanted, terms, best, *rest):
+        (best / "config.json").write_text("{")
+        release(wanted, terms, best, *rest)
+
+    with scripted(trained), so_many(2), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "release", of_damaged)
+        with pytest.raises(ValueError, match="a file of a trial is damaged, and nothing") as error:
+            select(out)
+    assert f"{SECRETS}/" not in str(error.value)
+
+
 def test_a_selection_of_failed_trials_releases_nothing_for_good(trained, tmp_path):
     out = tmp_path / "out"
     scores = dict.fromkeys(RATES)
