@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 
 from accounting import (
-    BallsAndBinsProfile,
     Bound,
     GaussianProfile,
     MultistageProfile,
+    PoissonProfile,
     TrialCount,
     calibrate,
     calibrate_advantage,
@@ -25,7 +25,7 @@ NO_NOISE = r"no noise multiplier up to 1e\+09"
 
 
 def cut(sigma):
-    return truncated_profile(BallsAndBinsProfile(sigma, 10), Cap(100, 0.1, 10))
+    return truncated_profile(PoissonProfile(sigma, 1.0, 1), Cap(100, 0.1, 10))
 
 
 NAN, INF = math.nan, math.inf
@@ -58,7 +58,7 @@ REFUSED = [
     (lambda: TrialCount(10_000.0, -0.99), "no law of shape"),
     (lambda: TrialCount(1 + 1e-13, 1.0), "no law of shape"),
     (lambda: calibrate(cut, epsilon=1.0, delta=1e-6), NO_NOISE),
-    (lambda: calibrate_advantage(cut, advantage=0.1), NO_NOISE + " .* larger maximum batch"),
+    (lambda: calibrate_advantage(cut, advantage=1e-4), NO_NOISE + " .* larger maximum batch"),
     (lambda: to_privacy_loss_distribution(GaussianProfile(0.01), interval=1.0), "larger tail"),
 ]
 

@@ -104,7 +104,7 @@ def test_the_large_preset_has_the_published_parameter_count(schema, width, milli
 def test_loss_prediction_and_metrics_are_of_one_model(task):
     params, rows = task.init(0), task.columns()
     labels = rows["label"]
-    p = np.asarray(task.predict(params, {k: x for k, x in rows.items() if k != "label"}))
+    p = np.asarray(jax.jit(task.predict)(params, {k: x for k, x in rows.items() if k != "label"}))
     losses = jax.jit(jax.vmap(task.loss, in_axes=(None, 0)))(params, rows)
     np.testing.assert_allclose(losses, -np.log(np.where(labels == 1, p, 1 - p)), rtol=1e-5)
     found = task.evaluate(params, [rows])
@@ -188,6 +188,8 @@ def test_predictions_are_those_of_the_model_written_out_in_numpy(of_any_model, t
         x = np.concatenate([x, numbers], axis=1)
     logit = (x @ leaf["/logit/kernel"] + leaf["/logit/bias"])[:, 0]
     logit += looked_up[..., sizes.embedding_dim :].sum(axis=(1, 2))
-    found = np.asarray(task.predict(params, {k: v for k, v in rows.items() if k != "label"}))
+    found = np.asarray(
+        jax.jit(task.predict)(params, {k: v for k, v in rows.items() if k != "label"})
+    )
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-logit)), rtol=1e-4, atol=1e-5)
     assert np.ptp(found) > 1e-3
