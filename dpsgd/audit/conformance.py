@@ -201,7 +201,7 @@ def check_optimizer(
     params = _PARAMS if params is None else params
     leaves = jax.tree.leaves(params)
     algorithm, mechanism = dpsgd(_total, optimizer), Mechanism(Poisson(97, 8), 1.0, 1.0)
-    state = algorithm.init(params, mechanism)
+    state = jax.eval_shape(lambda params: algorithm.init(params, mechanism), params)
     rows = {"x": np.ones(97, np.float32)}
     layout = Layout.choose(mechanism.sampler, rows)
     checks = flow_checks(algorithm, mechanism, state, rows, layout)

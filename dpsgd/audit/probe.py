@@ -105,6 +105,7 @@ class Probe:
         self._spent: Any = None
         self._laws = algorithm.gap_laws(sampler.num_steps)
         self._known: dict[range, Any] = {}
+        self._noise_keys: dict[int, jax.Array] = {}
         self.snapshot: TableSnapshot | None = None
         if self.state.tables:
             self.table_optimizer = algorithm.tables.of_run(sampler.num_steps)
@@ -393,7 +394,9 @@ class Probe:
         return next_state, log
 
     def _noise_key(self, attempt: int) -> jax.Array:
-        return jnp.asarray(self.root.noise_key(attempt))
+        if attempt not in self._noise_keys:
+            self._noise_keys[attempt] = jnp.asarray(self.root.noise_key(attempt))
+        return self._noise_keys[attempt]
 
     def _plan(
         self, members: Any, positions: Any = None, padding: int | np.ndarray = 0

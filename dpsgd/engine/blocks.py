@@ -104,6 +104,8 @@ def pad_columns(plan: IndexBlock, width: int, parts: int = 1) -> IndexBlock:
 
     def wide(x: np.ndarray) -> np.ndarray:
         """Returns columns with zeros at the end of each part."""
+        if x.shape[-1] == width:
+            return x
         x = x.reshape(*x.shape[:-1], parts, -1)
         x = np.pad(x, [*((0, 0),) * (x.ndim - 1), (0, width // parts - x.shape[-1])])
         return x.reshape(*x.shape[:-2], width)
