@@ -137,7 +137,9 @@ class Subsets:
         ]
         pairs.append([(0, d.epoch) if d.seed else (-1, 0) for d in self._draws])
         for later in pairs if self._block.size else []:
-            yield from self._repeated(np.array([number.get(pair, -1) for pair in later]))
+            numbers = np.array([number.get(pair, -1) for pair in later])
+            if numbers.max() >= 0:
+                yield from self._repeated(numbers)
 
     def _repeated(self, later: np.ndarray) -> Iterator[Any]:
         """Yields p-values of members shared with other draws (-1: no other draw)."""

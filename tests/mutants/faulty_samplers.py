@@ -1,6 +1,7 @@
 """Faulty samplers: each is a sound one, but for what some of its methods are given or return."""
 
 import dataclasses
+import functools
 import threading
 
 import numpy as np
@@ -344,8 +345,13 @@ def shops_by_two(self, seed, step):
     return descend(self.drawn_tree, self.draws, seed, step // 2)[0]
 
 
+@functools.cache
+def tree_of_pairs(count):
+    return UnitTree.even((count, 1), ("pair",))
+
+
 def shops_in_pairs(self, seed, step):
-    pairs = UnitTree.even((len(self.drawn_tree.starts[1]) // 2, 1), ("pair",))
+    pairs = tree_of_pairs(len(self.drawn_tree.starts[1]) // 2)
     first = 2 * descend(pairs, (self.draws[0] // 2,), seed, step)[0]
     return np.concatenate([first, first + 1])
 

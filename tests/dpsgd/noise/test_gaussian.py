@@ -283,7 +283,9 @@ def test_arguments_that_no_noise_has_are_refused():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.int32])
 def test_sums_that_are_not_float32_are_refused(dtype):
-    refuses("float32 sums only, but leaf 1", [np.zeros(2, np.float32), np.zeros(2, dtype)], KEY, 0, 1.0)
+    refuses(
+        "float32 sums only, but leaf 1", [np.zeros(2, np.float32), np.zeros(2, dtype)], KEY, 0, 1.0
+    )
 
 
 @pytest.mark.parametrize("stddev", [0.0, 1e-38, 1e-44, 2.0**-101])
