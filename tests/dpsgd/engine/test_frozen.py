@@ -42,8 +42,9 @@ SAMPLER = Deterministic(N, 20, 1)
 
 
 def start():
-    params = {name: jnp.full((9, 4), 0.1) for name in ("table", "stopped table")}
-    return params | {"weight": jnp.full(4, -0.0), "bias": jnp.ones(()), "unused": jnp.ones(3)}
+    params = {name: np.full((9, 4), 0.1, np.float32) for name in ("table", "stopped table")}
+    params |= {"weight": np.full(4, -0.0, np.float32), "bias": np.ones((), np.float32)}
+    return params | {"unused": np.ones(3, np.float32)}
 
 
 def loss_of_rows(params, rows, example):
@@ -88,7 +89,7 @@ def test_frozen_leaf_has_no_state_and_changes_no_other_leaf(kind):
     noise, tables = KINDS[kind]
     mechanism, kept = Mechanism(SAMPLER, 1.0, 1.0, noise), {}
     alone = {name: leaf for name, leaf in start().items() if name not in FROZEN}
-    held = {name: leaf for name, leaf in start().items() if name in FROZEN}
+    held = {name: jnp.asarray(leaf) for name, leaf in start().items() if name in FROZEN}
     for params in (alone, start()):
         loss = with_rows(lookups, lambda p, rows, example: loss_of_rows(held | p, rows, example))
         algorithm = dpsgd(loss, ADAMW, tables=tables, clipping=PerLayerClipping())
@@ -217,9 +218,9 @@ def test_what_is_not_asked_for_has_no_path_to_the_loss():
     row = jax.tree.map(lambda x: x[0], ROWS)
     for pattern, (loss, params) in losses.items():
         asked = [re.search(pattern, name) is not None for name in leaf_names(params)]
-        moved = jax.tree.map(lambda x: x + 0.1, params)
-        gradient = jax.tree.leaves(jax.jit(jax.grad(loss))(moved, row))
-        assert [bool(np.any(leaf)) for leaf in gradient] == asked
+        moved = jax.tree.map(lambda x: np.asarray(x) + np.float32(0.1), params)
+        gradient = map(np.asarray, jax.tree.leaves(jax.jit(jax.grad(loss))(moved, row)))
+        assert [bool(leaf.any()) for leaf in gradient] == asked
         assert frozen_leaves(loss, params, row) == {k for k, own in enumerate(asked) if not own}
 
 
