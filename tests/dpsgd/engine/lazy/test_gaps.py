@@ -4,7 +4,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from stepwise import stepwise_law
@@ -61,11 +60,12 @@ def test_a_gap_is_what_the_update_rule_does_to_noise(schedule, momentum):
 def test_covariance_roots_are_exact_to_float32_digits(momentum):
     """Of a gap, L L^T is V; and what has no noise of its own there gets none that shows."""
     run = LazyTables(lambda k: 0.1 + np.cos(k) ** 2, momentum).of_run(STEPS)
-    laws, bounds = RunLaws(run), [(0, STEPS - 1), (7, 900), (7, 500), (STEPS - 2, STEPS - 1)]
+    laws, compiled = RunLaws(run), jax.jit(law_of)
+    bounds = [(0, STEPS - 1), (7, 900), (7, 500), (STEPS - 2, STEPS - 1)]
     short = [(stop - length, stop) for stop in range(520, 560, 4) for length in (1, 2)]
     for start, stop in bounds + short:
-        a, low = law_of(laws.flush_arrays(stop), jnp.array([start]), jnp.int32(stop))
-        a, low = (np.array([[float(x[0]) for x in row] for row in of]) for of in (a, low))
+        found = compiled(laws.flush_arrays(stop), np.array([start], np.int32), np.int32(stop))
+        a, low = (np.array([[float(x[0]) for x in row] for row in of]) for of in found)
         expected = stepwise_law(run, start, stop)
         own = np.sqrt(np.diag(expected.covariance))[:, None]
         assert np.all(np.abs(low @ low.T - expected.covariance) <= 1e-5 * own * own.T)
