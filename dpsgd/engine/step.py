@@ -20,6 +20,7 @@ from dpsgd.engine.closures import require_closed
 from dpsgd.engine.placement import AXIS, Placement
 from dpsgd.engine.programs import Program, program, shapes_of_rows
 from dpsgd.gradients.losses import example_keys
+from dpsgd.gradients.rules import FLAT
 from samplers import BatchSampler
 from samplers.batches import IndexBlock
 
@@ -93,6 +94,7 @@ def block_function(
       layout: Layout of the blocks; by default on one device.
     """
     placed = (layout.placement, layout.streamed) if layout else (Placement.one(), False)
+    algorithm = algorithm._replace(clipping=FLAT)  # the run's rule is that of `clipped_sum`
     step = _Step(algorithm, sampler.accumulates, sampler.clipped_shape, *placed)
     return functools.partial(_run_block, step)
 

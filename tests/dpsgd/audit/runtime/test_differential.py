@@ -285,6 +285,7 @@ def test_sound_steps_of_every_rule_equal_the_definition(algorithm, how):
     assert report.passed, report.lines()
 
 
+@pytest.mark.long
 def test_an_own_rule_that_clips_too_little_is_caught():
     assert not audited(dpsgd(loss_fn, SGD, clipping=OwnRule(1.02))).passed
 
