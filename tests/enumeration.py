@@ -10,7 +10,6 @@ import math
 from collections import Counter
 
 import numpy as np
-from scipy import stats
 
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UnitsThenPoisson, UserPoisson
 
@@ -179,15 +178,15 @@ def hockey_sticks(cells, sigma, *epsilons):
     )
     densities = []
     for which in (0, 1):
-        total, merged = np.zeros((points,) * used.size), Counter()
+        merged = Counter()
         for mean, p in zip(every[:, which].tolist(), cells.values(), strict=True):
             merged[tuple(mean)] += p
-        for mean, p in merged.items():
-            part = np.array(p)
-            for one in mean:
-                part = part[..., None] * stats.norm.pdf(z, one, sigma)
-            total += part
-        densities.append(total * (step**used.size if used.size else 1.0))
+        weight = np.array([[*merged.values()]])  # [points so far, cells]
+        normals = np.exp(-0.5 * ((z - np.array([*merged])[:, :, None]) / sigma) ** 2)
+        normals *= step / (sigma * math.sqrt(2.0 * math.pi))  # [cells, coordinates, points]
+        for k in range(used.size - 1):
+            weight = (weight[:, None] * normals[:, k].T).reshape(-1, len(merged))
+        densities.append(weight @ normals[:, -1] if used.size else weight.sum(axis=1))
     p, q = densities
     pairs = [(x, math.exp(epsilon) * y) for epsilon in epsilons for x, y in ((p, q), (q, p))]
     return np.reshape([np.maximum(x - y, 0).sum() for x, y in pairs], (-1, 2)).max(axis=1)
