@@ -12,7 +12,9 @@ from samplers import BallsAndBins, Deterministic, EpochSampler, Poisson, Shuffle
 
 SIGMA = 1.0
 SIZES = {"num_examples": 1000, "batch_size": 50, "epochs": 4}  # 20 steps an epoch
-CHEAP = pytest.mark.short("Deter*", "Poisson*None, t*", "BallsAndBins*None, t*", "User*")
+CHEAP = pytest.mark.short(
+    "Deter*", "Poisson*None, t*", "BallsAndBins*None, t*assignment='redrawn')", "User*"
+)
 SAMPLERS = [
     Deterministic(**SIZES),
     Shuffle(**SIZES),
