@@ -254,7 +254,7 @@ def trained_on(model: TrainedModel, data: Path, *, kinds: Mapping[str, str]) -> 
         task = load(model.record, str(model.path), kinds=kinds, data=data)
         columns, population = rows_of(task)
         return data_digest(task, columns, population) in digests
-    except ValueError:  # no data that could train it
+    except Exception:  # of a task that trains on other files: no data that could train the model
         return False
 
 

@@ -65,6 +65,11 @@ class Candidates:
 
     def __post_init__(self) -> None:
         check_task(self.task, self.name or "the task")
+        if self.score.startswith("train"):
+            raise ValueError(
+                f"score {self.score!r} is measured on protected rows, and the guarantee of a "
+                "selection does not cover a choice by it; choose a metric on validation rows"
+            )
         if not self.specs:
             raise ValueError("a selection needs at least one candidate")
         for spec in self.specs:

@@ -109,6 +109,8 @@ class View:
 
     def __post_init__(self) -> None:
         self.table.check_columns((self.x, self.headline.name, *(self.by or ())))
+        if self.table.frame[self.x].dtype.is_nested():
+            raise ValueError(f"{self.x} holds lists; choose another x")
         if not self.table.frame[self.headline.name].dtype.is_numeric():
             raise ValueError(f"{self.headline.name} is not a number; choose another metric")
         if self.tune and self.headline.better is None:

@@ -89,6 +89,15 @@ def test_a_method_that_a_task_lacks_is_named(home, method):
         getattr(lacking, method)(home / "rows.npz")
 
 
+def test_files_that_no_task_trains_on_are_no_training_rows(home, monkeypatch):
+    run = read_model(home / "run", kinds=KINDS)
+    for error in (KeyError("label"), OSError("is a folder"), TypeError("no rows")):
+        monkeypatch.setattr(
+            Readable, "columns", lambda self, error=error: (_ for _ in ()).throw(error)
+        )
+        assert not models.trained_on(run, home / "rows.npz", kinds=KINDS)
+
+
 def test_runs_know_their_training_rows_and_exports_do_not(home, tmp_path):
     run, exported = (read_model(home / name, kinds=KINDS) for name in ("run", "model"))
     assert models.trained_on(run, Path("anywhere"), kinds=KINDS)  # its rows lie nowhere

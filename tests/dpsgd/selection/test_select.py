@@ -338,6 +338,7 @@ REFUSED = [
     ),
     ({"configs": [config_of(target_delta=1e-3), config_of()]}, "target_delta holds for the whole"),
     ({"task": Unfit()}, "of the wrong shape"),
+    ({"score": "train_error"}, "score 'train_error' is measured on protected rows"),
     ({"score": "validation_auc"}, "score 'validation_auc' is not a metric"),
 ]
 

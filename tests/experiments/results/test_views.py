@@ -295,6 +295,8 @@ def test_another_metric_of_the_task_can_be_put_first(summary_of):
         _ = summary_of(scored, TUNED, **named).views
     with pytest.raises(ValueError, match="unknown metric 'gain'; choose of test_error, test_gain"):
         _ = summary_of(scored, PRIVACY, **{**named, "headline": "gain"}).views
+    with pytest.raises(ValueError, match="not_covered holds lists; choose another x"):
+        View(panel.table, "not_covered", panel.headline)
     summary = summary_of(error, PRIVACY, metrics=("test_error",), task={})
     assert (summary.headline.name, summary.headline.better) == ("test_error", None)
 
