@@ -47,6 +47,7 @@ class Probe:
       frozen: Indices of the parameter leaves that stay constant; a release has none of their
         coordinates.
       columns: Synthetic data, where the layout holds data.
+      examples: Rows of each example on the host, each leaf [examples, block, ...].
       root: Root key of the audit.
       block: Number of rows that are clipped as one.
       units, nan, huge, marked, starts: Properties of the synthetic rows, see `ProbeColumns`.
@@ -94,6 +95,8 @@ class Probe:
         synthetic = probe_columns(rows, sampler.num_examples, self.block)
         self.units, self.nan, self.huge = synthetic.units, synthetic.nan, synthetic.huge
         self.marked, self.starts = synthetic.marked, synthetic.starts
+        rows_of_examples = self.starts[:, None] + np.arange(self.block)
+        self.examples = jax.tree.map(lambda x: x[rows_of_examples], synthetic.columns)
         self.layout = layout or Layout.choose(sampler, synthetic.columns)
         self.columns = self.layout.hold(synthetic.columns)
         self._passes = min(2, self.layout.passes) if sampler.accumulates else 1

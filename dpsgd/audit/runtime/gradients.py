@@ -131,16 +131,13 @@ def _gradients(
 
     A sensitivity is the largest change of a gradient under small moves of the parameters.
     """
-    starts = probe.starts[numbers]
-    rows = starts[:, None] + np.arange(probe.block)
     shape = len(numbers), *probe.mechanism.sampler.clipped_shape
-    batch = jax.tree.map(
-        lambda x: np.asarray(x[rows]).reshape(*shape, *np.shape(x)[1:]), probe.columns
-    )
+    batch = jax.tree.map(lambda x: x[numbers].reshape(*shape, *x.shape[2:]), probe.examples)
     keys: tuple[Any, ...] = ()
     if probe.algorithm.takes_key:
         key = jnp.asarray(probe.root.loss_key(0))
-        keys = (example_keys(key, probe.first_step, jnp.asarray(starts, jnp.int32), None),)
+        first_rows = jnp.asarray(probe.starts[numbers], jnp.int32)
+        keys = (example_keys(key, probe.first_step, first_rows, None),)
     loss: Any = probe.algorithm.loss_fn
     params = probe.state.params
     example = jax.tree.map(lambda x: x[0], (batch, *keys))
