@@ -175,14 +175,14 @@ EQUAL = [
         for sizes in ((10,), (4, 5))
     ),
     # A stage of one unit is none.
-    (MultistageProfile(2.0, 1, (1, 1, 3), (4, 1, 6)), MultistageProfile(2.0, 1, (1, 3), (4, 6))),
+    (MultistageProfile(1.0, 1, (1, 1, 3), (4, 1, 6)), MultistageProfile(1.0, 1, (1, 3), (4, 6))),
     (
         functools.reduce(with_gaussian_release, [6.0] * 4, RUN),
         with_gaussian_release(RUN, 3.0),
     ),
     (
-        worst_leaf(2.0, 5, (2, 5), ((10, 40), (10, 25), (10, 30))),
-        MultistageProfile(2.0, 5, (2, 5), (10, 25)),
+        worst_leaf(0.7, 5, (2, 5), ((10, 40), (10, 25), (10, 30))),
+        MultistageProfile(0.7, 5, (2, 5), (10, 25)),
     ),
 ]
 

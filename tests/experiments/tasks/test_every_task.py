@@ -120,7 +120,7 @@ def test_a_task_and_what_tasks_share_import_no_other(name):
                     assert not f"{start}{alias.name}.".startswith(others), file
 
 
-@pytest.mark.short("images")
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_a_built_in_task_conforms(name, tmp_path):
     write, settings = CASES[name]
@@ -149,6 +149,8 @@ def test_a_description_rebuilds_models_shared_by_equal_tasks(name, settings, tmp
     assert {k: (x.dtype, x.shape[1:]) for k, x in rows.items()} == {
         k: (x.dtype, x.shape[1:]) for k, x in real.items()
     }
+    assert {len(x) for x in jax.tree.leaves(rows)} == {5}
+    assert json.loads(json.dumps(task.describe())) == description
     field = {"clicks": "model_sizes", "images": "sizes", "ratings": "rank"}[name]
     with pytest.raises(ValueError, match=f"^config.{{1,2}}{field}"):
         type(task).described({**description, field: {"hidden": "x"}}, "config")
