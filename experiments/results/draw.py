@@ -165,7 +165,8 @@ def _draw_without_privacy(axes: Axes, view: View) -> None:
         if p["x"] is None and p["value"] is not None:
             style, place = _style(view, p["curve"]), names.index(p["curve"])
             axes.errorbar([place], [p["value"]], [p[view.error] or 0.0], capsize=3, **style)
-    axes.set_xticks([(len(names) - 1) / 2], ["no clipping,\nno noise"], fontsize="small")
+    text = "no clipping,\nno noise" if view.without == "no privacy" else view.without
+    axes.set_xticks([(len(names) - 1) / 2], [text], fontsize="small")
     axes.set_xlim(-1, len(names))
     axes.grid(axis="x", visible=False)
 

@@ -258,7 +258,14 @@ class View:
         return tables
 
     def _place(self, x: Any) -> str:
-        return "no privacy" if x is None else written(x, self.x)
+        return self.without if x is None else written(x, self.x)
+
+    @cached_property
+    def without(self) -> str:
+        """Label of the points without x; private runs may lack a setting, too."""
+        if not any(point["noise_multiplier"] for point in self.points if point["x"] is None):
+            return "no privacy"
+        return "no guarantee" if self.x in ("epsilon_lower", CERTIFIED) else "not set"
 
     def _print(self, point: Row) -> str:
         bound = self.headline.name.endswith(("_upper", "_lower"))
@@ -286,7 +293,7 @@ class View:
                 and not differ(best, p)
             ]  # fmt: skip
             if x is None:
-                place = "without privacy"
+                place = "without privacy" if self.without == "no privacy" else "without a target"
             elif self.insecure:
                 place = f"at the noise of epsilon {x:g} ({VOID})"
             elif any(point["exceeds"] for point in points):

@@ -188,6 +188,14 @@ def test_no_more_than_two_blocks_are_ever_under_way(monkeypatch):
     assert waited == [2, 3]
 
 
+def test_an_optimizer_with_a_random_key_is_refused_in_one_line():
+    noisy = optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(0.1))
+    mechanism = Mechanism(Deterministic(8, 4, 1), 1.0, 1.0)
+    algorithm = dpsgd(lambda w, x: (w * x).sum(), noisy)
+    with pytest.raises(ValueError, match=r"state has a random key at .*rng_key, which no run"):
+        train(algorithm, mechanism, jnp.ones(2), np.ones((8, 2), np.float32))
+
+
 @pytest.mark.short("poisson", "deterministic", "shuffle", "balls-and-bins")
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_two_calls_share_neither_noise_nor_draws(sampler):

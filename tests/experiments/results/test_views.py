@@ -190,6 +190,15 @@ def test_a_run_above_its_target_is_named_at_its_epsilon(summary_of):
     assert "costs more" not in summary_of(auc, PRIVACY).markdown()
 
 
+def test_private_runs_without_a_setting_are_not_without_privacy(summary_of):
+    table = summary_of(auc, {**NOISE, "non_private": False}).table
+    view = View(table, "target_epsilon", Headline("test_auc"))
+    assert [row[0] for row in view.tables()["test AUC"][1]] == ["not set"]
+    assert draw([view]).axes[0].get_xticklabels()[0].get_text() == "not set"
+    plain = summary_of(auc, NOISE).views[0]
+    assert [row[0] for row in plain.tables()["test AUC"][1]] == ["0.5", "2", "no privacy"]
+
+
 def test_titles_are_shown_as_they_are_on_one_line(summary_of):
     title = "a <b>\n# c"
     summary = summary_of(auc, {**NOISE, "title": title})
