@@ -66,7 +66,7 @@ def test_noise_in_the_upper_values_never_breaks_the_bound(noise):
 EVENTS = [
     GaussianProfile(2.0),
     pytest.param(PoissonProfile(1.0, 0.02, 50), marks=pytest.mark.long),
-    with_gaussian_release(PoissonProfile(1.0, 0.1, 20), 2.0),
+    with_gaussian_release(PoissonProfile(2.0, 0.1, 20), 2.0),
     pytest.param(UserPoissonProfile(2.0, 20, 0.05, 3), marks=pytest.mark.long),
 ]
 
