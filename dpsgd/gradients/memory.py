@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from dpsgd.gradients import ghost
 from dpsgd.gradients.frozen import frozen_leaves
@@ -35,7 +34,7 @@ def bytes_per_example(loss_fn: LossFn, params: PyTree, example: PyTree) -> int:
       params: Tree of floating-point arrays.
       example: One example, arrays or `jax.ShapeDtypeStruct`.
     """
-    params = jax.tree.map(jnp.asarray, params)
+    params = jax.eval_shape(lambda params: params, params)
     loss_fn, example = row_loss(loss_fn), loss_row(loss_fn, example)
     taps = find_taps(loss_fn, params, example)
     leaves = jax.tree.leaves(params)
@@ -89,7 +88,7 @@ def explain(loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
     ['table']   [1000, 4]  rows   64 B  look-up of 2 rows of 4
     activations 118 B an example; up to 10791376 examples together
     """
-    params = jax.tree.map(jnp.asarray, params)
+    params = jax.eval_shape(lambda params: params, params)
     loss_fn, example = row_loss(loss_fn), loss_row(loss_fn, example)
     taps = find_taps(loss_fn, params, example)
     frozen, lines = frozen_leaves(loss_fn, params, example), []
