@@ -16,7 +16,7 @@ from dpsgd.core.state import TrainState, defer_noise
 from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import most_passes, pad_columns, plan_blocks, select_columns, with_rows
-from dpsgd.engine.placement import Placement
+from dpsgd.engine.placement import Placement, check_placement
 from dpsgd.engine.programs import program, put_on_device, shapes_of_rows
 from dpsgd.engine.sources import is_streamed, take_rows
 from dpsgd.engine.step import BlockInputs, Watch, compiled_block
@@ -81,10 +81,7 @@ class Layout(NamedTuple):
         check_count("block_steps", block_steps)
         if data_on not in (None, "device", "host"):
             raise ValueError(f"data_on must be 'device', 'host' or None, got {data_on!r}")
-        if placement is not None and not isinstance(placement, Placement):
-            raise TypeError(
-                f"placement must be a Placement, such as Placement.default(), got {placement!r}"
-            )
+        check_placement(placement)
         leaves, placement = jax.tree.leaves(data), placement or Placement.one()
         size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
         if data_on is None and len(placement.shards(sampler)) < sampler.num_shards:

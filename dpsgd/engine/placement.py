@@ -336,6 +336,14 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
+def check_placement(placement: Any) -> None:
+    """Raises TypeError unless `placement` is a `Placement` or None."""
+    if placement is not None and not isinstance(placement, Placement):
+        raise TypeError(
+            f"placement must be a Placement, such as Placement.default(), got {placement!r}"
+        )
+
+
 def _in_order(vector: jax.Array, devices: int) -> jax.Array:
     size = vector.size
     part_size = -(-size // devices)

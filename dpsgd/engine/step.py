@@ -61,6 +61,9 @@ class Watch(NamedTuple):
 WATCHED = 128
 """Most coordinates of a leaf that are recorded after each step."""
 
+MAX_ENTRIES = 2**31 - 1
+"""Most entries of a leaf of the parameters: flat indices are int32, also in the audit."""
+
 
 class BlockInputs(NamedTuple):
     """Inputs of a block of steps beside the training state."""
@@ -114,8 +117,14 @@ def block_program(
       layout: Layout of the blocks; by default on one device.
 
     Raises:
-      ValueError: As from `require_closed`.
+      ValueError: As from `require_closed`, or if a leaf has more than `MAX_ENTRIES` entries.
     """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arguments[0].raw_params):
+        if (size := math.prod(leaf.shape)) > MAX_ENTRIES:
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} has {size:,} entries, and 32 bits number at "
+                f"most {MAX_ENTRIES:,}: split it into several arrays"
+            )
     (step,) = block_function(algorithm, sampler, layout).args
     placement = step.placement
     state, replicated = placement.state(arguments[0]), placement.replicated

@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.result import GUARANTEE, MODEL, Bundle
-from dpsgd.runs.task import data_digest, find, load, made_of
+from dpsgd.runs.task import TASKS, data_digest, find, load, made_of, without_paths
 from dpsgd.runs.terms import segment_records
 
 if TYPE_CHECKING:
     import numpy as np
 
 PyTree = Any
-
-TASKS = "dpsgd.tasks"
-"""Entry point group in which installed packages name their tasks, "module:Class"."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +206,7 @@ def export(
 
     `load_exported` reads it. The parameters are read as the model's and written again, and the
     guarantee is computed from the ledger, so that no key, seed, batch index, optimizer state or
-    diagnostic can leak; nor the path of the data.
+    diagnostic can leak; nor a path.
 
     Args:
       run_path: Directory of the run.
@@ -225,7 +222,9 @@ def export(
     RunDirectory.refuse_existing(out, option="OUT")
     RunDirectory.open(run_path)  # refuses a bundle
     model = read_model(run_path, task=task, kinds=kinds)
-    settings = {name: value for name, value in model.record["settings"].items() if name != "data"}
+    name = model.record["name"]
+    task_or_class = task or find((installed_tasks() if kinds is None else kinds).get(name, name))
+    settings = without_paths(model.record["settings"], task_or_class)
     with RunDirectory.create(out) as bundle:
         bundle.write_params(model.params)
         bundle.write_json(GUARANTEE, dict(model.guarantee))

@@ -20,7 +20,7 @@ import jax
 from dpsgd.engine import batch_files
 from dpsgd.engine.batch_files import Draw
 from dpsgd.engine.copies import on_one_device
-from dpsgd.engine.placement import Placement
+from dpsgd.engine.placement import Placement, check_placement
 from dpsgd.files import FULL, make_folder
 from dpsgd.runs.attempts import Stop
 from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
@@ -34,7 +34,7 @@ from dpsgd.runs.processes import Processes
 from dpsgd.runs.result import Figures, FinishedRun, origin, proved, write_report
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import stop_requests
-from dpsgd.runs.task import Task
+from dpsgd.runs.task import Task, check_name
 
 PyTree = Any
 Progress = Callable[[str], None]
@@ -91,11 +91,14 @@ class Run:
 
         Raises:
           FileExistsError: if the run directory exists; it stays unchanged.
-          TypeError: if `spec` is no `RunSpec`.
+          TypeError: if `spec` is no `RunSpec`, or `placement` no `Placement`.
           ValueError: for a task or a spec that cannot be run or cannot be guaranteed.
         """
         if not isinstance(spec, RunSpec):
             raise TypeError(f"spec must be a RunSpec, got a {type(spec).__name__}")
+        check_placement(placement)
+        if name is not None:
+            check_name(name)
         out = Path(out)
         execution = Execution(placement, Stages(started), progress, writer_of(log))
         RunDirectory.refuse_existing(out)
@@ -130,7 +133,9 @@ class Run:
 
         Raises:
           FileNotFoundError: if there is no run.
+          TypeError: if `placement` is no `Placement`.
         """
+        check_placement(placement)
         folder = RunDirectory.open(Path(out), finished=False)
         return cls(folder, task, Execution(placement, Stages(started), progress, writer_of(log)))
 

@@ -8,6 +8,7 @@ import functools
 import json
 import re
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
 
@@ -95,7 +96,7 @@ class Task(Trainable, Protocol):
     * `described(description, where)`, a static method that returns an object for predicting,
       reading and evaluating, from the result of `describe` and without the training rows; its
       ValueError begins with `where`. By default the task is rebuilt from its settings without
-      `data`.
+      `data` and other paths.
     """
 
     def columns(self) -> PyTree:
@@ -126,6 +127,9 @@ class Task(Trainable, Protocol):
         `predict`, such as "probability".
         """
 
+
+TASKS = "dpsgd.tasks"
+"""Entry point group in which installed packages name their tasks, "module:Class"."""
 
 METHODS = ("columns", "init", "loss", "metrics", "generated", "describe")
 """Methods that every task has."""
@@ -270,6 +274,38 @@ def made_of(kind: type, settings: Mapping[str, Any], name: str, where: str) -> A
 
 def _is_path(kind: Any) -> bool:
     return kind is Path or Path in get_args(kind)
+
+
+def without_paths(settings: Mapping[str, Any], task: Any) -> dict[str, Any]:
+    """Returns the settings of a task's record that are no paths.
+
+    Args:
+      settings: Settings by name, as JSON values.
+      task: Task or its class, whose fields of paths are left out, as `data` is.
+    """
+    kind = task if isinstance(task, type) else type(task)
+    hints = field_types(kind) if dataclasses.is_dataclass(kind) else {}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name != "data" and not _is_path(hints.get(name))
+    }
+
+
+def check_name(name: str) -> None:
+    """Refuses a name by which a run's task cannot be found again.
+
+    Args:
+      name: "module:object", or the name of an installed package's task.
+
+    Raises:
+      ValueError: if there is no such object.
+    """
+    if not any(entry.name == name for entry in entry_points(group=TASKS)):
+        try:
+            find(name)
+        except ValueError as error:
+            raise ValueError(f"name of the task: {error}") from None
 
 
 def task_record(task: Task, name: str | None = None) -> dict[str, Any]:

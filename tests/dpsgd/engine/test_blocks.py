@@ -4,11 +4,13 @@ import threading
 
 import jax
 import numpy as np
+import optax
 import pytest
 
+from dpsgd import Mechanism, dpsgd
 from dpsgd.engine.blocks import in_background, pad_columns, plan_blocks, select_columns, with_rows
 from dpsgd.engine.feed import Layout
-from samplers import BallsAndBins, BatchSource, Poisson
+from samplers import BallsAndBins, BatchSource, Deterministic, Poisson
 
 SAMPLERS = {
     "one pass": BallsAndBins(60, 8, 2),
@@ -117,3 +119,15 @@ def test_more_rows_than_32_bits_number_travel_with_their_blocks():
     assert not Layout.choose(Poisson(2**31 - 1, 1024), data).streamed
     with pytest.raises(ValueError, match="data_on='device' allows 2,147,483,647 rows"):
         Layout.choose(sampler, data, data_on="device")
+
+
+def test_more_entries_than_32_bits_number_are_refused():
+    """JAX ended in an OverflowError, and the audit numbers entries in 32 bits, too."""
+    rows = {"id": np.zeros(100, np.int32)}
+    algorithm = dpsgd(lambda params, row: params["table"][row["id"]].sum(), optax.sgd(0.1))
+    mechanism = Mechanism(Deterministic(100, 10), 1.0, 1.0)
+    layout = Layout.choose(mechanism.sampler, rows)
+    params = {"table": jax.ShapeDtypeStruct((2**16, 2**15), np.float32)}
+    state = jax.eval_shape(lambda params: algorithm.init(params, mechanism, rows), params)
+    with pytest.raises(ValueError, match=r"params\['table'\] has 2,147,483,648 entries, and 32"):
+        layout.program(algorithm, mechanism, state, rows)

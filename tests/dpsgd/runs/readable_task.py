@@ -1,6 +1,7 @@
 """A task whose models can be asked about other rows, in files of arrays."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ class Readable(Line):
     """A line that predicts, reads files and evaluates."""
 
     data: str = "the default place"
+    held_out: Path | None = None
 
     def columns(self):
         return UnitData(super().columns(), Population(self.rows))

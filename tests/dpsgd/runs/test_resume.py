@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import hashlib
 import importlib
+import inspect
 import json
 import math
 import os
@@ -69,6 +70,25 @@ def test_a_run_trained_by_another_object_resumes_at_its_stop(tmp_path, monkeypat
     assert len(blocks) == 2  # of four
     run(line, config_of(insecure_seed=3), tmp_path / "whole", name="tiny_task:line")
     assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        ({"name": "zz"}, "name of the task: 'zz' is not of the form module:object"),
+        ({"name": "tiny_task:zz"}, "name of the task: module tiny_task has no 'zz'"),
+        ({"placement": 2}, "placement must be a Placement, such as .*, got 2"),
+    ],
+)
+def test_what_names_no_task_or_devices_is_refused(argument, why, tmp_path):
+    """Such a run could not be resumed by its name, or ended in an AttributeError."""
+    create, reopen = (inspect.unwrap(f.__func__) for f in (Run.create, Run.open))
+    with pytest.raises((TypeError, ValueError), match=f"^{why}"):
+        create(Run, line, config_of(insecure_seed=3), tmp_path / "run", **argument)
+    assert not (tmp_path / "run").exists()
+    if "placement" in argument:
+        with pytest.raises(TypeError, match=f"^{why}"):
+            reopen(Run, tmp_path / "run", **argument)
 
 
 def test_a_replaced_run_directory_is_trained_as_the_new_run(tmp_path):
