@@ -45,7 +45,8 @@ def check_writable(path: Path) -> None:
 
     It tries in the nearest existing folder; missing ones are created with the content.
     """
-    above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    parents = path.absolute().parents or (path,)  # the root has none
+    above = next(folder for folder in parents if os.path.lexists(folder))
     try:
         os.rmdir(tempfile.mkdtemp(prefix=f".{path.name}.unfinished-", dir=above))
     except OSError as error:

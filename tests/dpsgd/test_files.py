@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +68,11 @@ def test_a_file_renamed_before_its_lock_is_left_as_it_is(tmp_path, monkeypatch):
         write_atomically(path, lambda file: file.write(b"ours"))
     assert path.read_bytes() == b"theirs"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_root_folder_can_be_asked_whether_it_is_writable(monkeypatch):
+    asked = []
+    monkeypatch.setattr(files.tempfile, "mkdtemp", lambda **where: asked.append(where["dir"]))
+    monkeypatch.setattr(files.os, "rmdir", lambda path: None)
+    files.check_writable(Path("/"))
+    assert asked == [Path("/")]
