@@ -89,12 +89,6 @@ class Isolated:
     structure: Any
     """Tree structure of the result."""
 
-    @property
-    def narrow(self) -> bool:
-        """True if an input or an intermediate result is narrower than float32."""
-        intermediates = (v.aval for eqn in _equations(self.trace.jaxpr, set()) for v in eqn.outvars)
-        return any(map(is_narrow, (*self.trace.in_avals, *intermediates)))
-
     def __call__(self, *values: PyTree) -> PyTree:
         """Returns the function's result."""
         leaves = core.jaxpr_as_fun(self.trace)(*jax.tree.leaves(values))

@@ -88,8 +88,8 @@ def norm(squares: Sequence[Array]) -> Norm:
         square = functools.reduce(operator.add, squares)
         scale = magnitudes(square)
         length = jnp.sqrt(square) / lax.convert_element_type(scale, jnp.float64)
-        # Once: compilers would compute them anew for every sum that reads them.
-        return Norm(*lax.optimization_barrier((scale, length.astype(jnp.float32))))
+    # Once: compilers would compute them anew for every sum that reads them.
+    return Norm(*shared((scale, length.astype(jnp.float32))))
 
 
 def magnitudes(squares: Array) -> Array:
@@ -191,7 +191,28 @@ def shared(tree: T) -> T:
         # At all 8 bits of the exponent: with fewer, subnormal float16 numbers would become 0.
         return lax.reduce_precision(x.astype(jnp.float32), 8, jnp.finfo(x.dtype).nmant)
 
-    return jax.tree.map(exact, lax.optimization_barrier(tree))
+    if not jax.tree.leaves(tree):
+        return tree
+    stored = lax.platform_dependent(tree, cpu=_stored, default=lax.optimization_barrier)
+    return jax.tree.map(exact, stored)
+
+
+def _stored(tree: T) -> T:
+    """Returns arrays out of a loop of one round, across whose border XLA fuses nothing.
+
+    XLA's compiler for CPUs drops barriers before it fuses. Each reader would compute a value anew,
+    with other products fused into additions: where terms cancel, their results have nothing in
+    common.
+    """
+
+    def add_zero(zero: Array, tree: T) -> T:
+        """Adds 0 to floats: XLA would lead arrays that a loop leaves alone around it."""
+        return jax.tree.map(
+            lambda x: x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+        )
+
+    rounds = lax.optimization_barrier(jnp.uint32(1))
+    return lax.fori_loop(jnp.uint32(0), rounds, add_zero, tree)
 
 
 def _rows(v: Array, x: Array) -> Array:

@@ -62,12 +62,14 @@ def gradients(
         for k, leaf in enumerate(leaves)
     ]
     losses, operands, trained, cotangents = _differentiated(loss_fn, taps, routes, leaves, batch)
-    formed, terms_by_leaf = dict(trained), {}
+    formed, computed, terms_by_leaf = dict(trained), {}, {}
     for k, route in enumerate(routes):
         if route.kind == "entries":
-            formed[k] = _entries(taps.uses[k], leaves[k].shape, operands, cotangents)
+            group = formed if _is_cotangent(taps.uses[k], leaves[k].size) else computed
+            group[k] = _entries(taps.uses[k], leaves[k].shape, operands, cotangents)
         elif route.kind not in ("frozen", "unused", "vmap"):
             terms_by_leaf[k] = parts_of(route, taps.uses[k], operands, cotangents)
+    formed |= norms.shared(computed)
     terms = _Terms(taps, routes, terms_by_leaf, operands, cotangents)
     packs, joined, group_norms = [], [], []
     for number, group in enumerate(groups):
@@ -149,8 +151,12 @@ def _differentiated(
     (losses, operands), (trained, cotangents) = jax.vmap(differentiated, in_axes=(None, None, 0))(
         variables, leaves, batch
     )
-    read = operands, trained, cotangents
-    return losses, *(norms.shared(read) if differentiated.narrow else read)
+    return losses, *norms.shared((operands, trained, cotangents))
+
+
+def _is_cotangent(uses: Sequence[Use], size: int) -> bool:
+    """Returns True for a bias of `size` numbers whose gradient is the cotangent of one output."""
+    return [u.op for u in uses] in (["add"], ["add_any"]) and uses[0].out.size == size
 
 
 def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:
@@ -158,16 +164,8 @@ def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:
 
     A bias whose gradient is the cotangent of one output stays alone, beside its kernel.
     """
-
-    def shares(k: int) -> bool:
-        """Returns True if leaf k is a bias whose gradient is one cotangent."""
-        return [u.op for u in taps.uses[k]] in (["add"], ["add_any"]) and (
-            taps.uses[k][0].out.size == sizes[k]
-        )
-
-    return [[k] for k in sizes if shares(k)] + packs(
-        {k: n for k, n in sizes.items() if not shares(k)}
-    )
+    alone = [k for k, size in sizes.items() if _is_cotangent(taps.uses[k], size)]
+    return [[k] for k in alone] + packs({k: n for k, n in sizes.items() if k not in alone})
 
 
 def _entries(uses: Sequence[Use], shape: tuple[int, ...], others: Any, cotangents: Any) -> Array:

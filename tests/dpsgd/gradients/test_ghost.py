@@ -648,3 +648,21 @@ def test_half_precision_layers_are_summed_in_float32():
     assert total["w"].dtype == jnp.float32
     # One gradient per example is rounded to bfloat16, 8 bits; the ghost's is not.
     np.testing.assert_allclose(flat(total, 1)[0], expected, atol=2**-8 * np.abs(expected).max())
+
+
+@pytest.mark.usefixtures("optimised")  # of the rest of the module: it stands last
+def test_norm_and_sum_read_one_value_of_terms_that_cancel():
+    """A compiler may fuse a b into its sum with -a b for one reader alone: 0, or the rounding."""
+
+    def loss_fn(params, example):
+        a, b, one, opposite, x = example
+        cotangent = jax.lax.stop_gradient(a * b + one * opposite)
+        beside = 1e-18 * jnp.sum((x @ params["v"]) * jax.lax.stop_gradient(a * b))
+        return jnp.sum((x @ params["w"]) * cotangent) + beside
+
+    rng = np.random.default_rng(0)
+    a, b = (1 + 1e6 * rng.random((2, 4, 1, 16))).astype(np.float32)
+    x = (0.5 + rng.random((4, 1, 16))).astype(np.float32)
+    batch = a, b, np.ones_like(a), -(a * b), x
+    params = {"w": jnp.zeros((16, 16)), "v": jnp.zeros((16, 16))}
+    assert largest_contribution(loss_fn, params, batch, 1.0) <= 1.0
