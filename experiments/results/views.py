@@ -217,6 +217,8 @@ class View:
         labels = []
         for row in rows:
             words = [_word(name, row, own_settings) for name in names]
+            if self.x in PRIVACY and row["noise_multiplier"] and row[self.x] is None:
+                words.append(_privacy(row))  # or the run would be averaged with non-private ones
             # An epsilon for one user and one for one example are not to be compared.
             unit = f" (unit: one {row['unit']})" if units else ""
             labels.append((", ".join(filter(None, words)) or row["sampler"]) + unit)

@@ -191,10 +191,11 @@ def test_a_run_above_its_target_is_named_at_its_epsilon(summary_of):
 
 
 def test_private_runs_without_a_setting_are_not_without_privacy(summary_of):
-    table = summary_of(auc, {**NOISE, "non_private": False}).table
+    table = summary_of(auc, {**NOISE, "noise_multiplier": 2.0}).table
     view = View(table, "target_epsilon", Headline("test_auc"))
     assert [row[0] for row in view.tables()["test AUC"][1]] == ["not set"]
     assert draw([view]).axes[0].get_xticklabels()[0].get_text() == "not set"
+    assert sorted(view.curves) == ["poisson", "poisson, σ 2", "shuffle", "shuffle, σ 2"]
     plain = summary_of(auc, NOISE).views[0]
     assert [row[0] for row in plain.tables()["test AUC"][1]] == ["0.5", "2", "no privacy"]
 
