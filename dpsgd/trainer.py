@@ -25,7 +25,7 @@ from dpsgd.core.segments import Segment
 from dpsgd.engine.algorithm import Algorithm, copy_buffers
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.loop import Block, check_parameters, columns_of
-from dpsgd.engine.placement import Placement
+from dpsgd.engine.placement import Placement, check_placement
 from dpsgd.engine.queries import Refinement
 from dpsgd.engine.sources import RowSource, SourceColumn
 from dpsgd.noise.keys import Keys
@@ -142,7 +142,9 @@ def train(
             if refinement
             else "mechanism.full_sums needs refinement=, got None; pass both or neither"
         )
-    keys, writer = Keys.of(insecure_seed), writer_of(log)
+    check_placement(placement)
+    keys = Keys.of(insecure_seed, (placement or Placement.one()).processes)
+    writer = writer_of(log)
     algorithm, params, view, store = _bind(algorithm, params)
     columns, sampler = columns_of(mechanism.sampler, data), mechanism.sampler
     check_parameters(params)

@@ -111,8 +111,6 @@ def train_blocks(
     data = columns_of(mechanism.sampler, data)
     check_parameters(state.raw_params)
     _check_state(algorithm, mechanism, state)
-    keys = keys or Keys.of(insecure_seed)
-    noise_key, loss_key = keys_of(algorithm, keys)
     scales = mechanism.scales()
     watch = watch or Watch.nothing(state.raw_params)
     num_steps = mechanism.sampler.num_steps
@@ -120,6 +118,8 @@ def train_blocks(
     if layout is None:
         options: Any = {"block_steps": block_steps, "data_on": data_on, "placement": placement}
         layout = Layout.choose(mechanism.sampler, data, **options)
+    keys = keys or Keys.of(insecure_seed, layout.placement.processes)
+    noise_key, loss_key = keys_of(algorithm, keys)
     now: Any = layout.put_state(state if donate else copy_buffers(state))
     feed = layout.feed(mechanism.sampler, data, keys.sampling, batches)
     blocks, steps_done = feed(int(now.step), flush_every), int(now.step)

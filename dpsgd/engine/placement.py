@@ -77,9 +77,14 @@ class Placement:
         return Mesh(np.array(self.devices), (AXIS,))
 
     @property
+    def processes(self) -> frozenset[int]:
+        """Indices of the processes that own the devices."""
+        return frozenset(device.process_index for device in self.devices)
+
+    @property
     def num_processes(self) -> int:
         """Number of processes that own the devices."""
-        return len({device.process_index for device in self.devices})
+        return len(self.processes)
 
     @property
     def here(self) -> range:

@@ -236,7 +236,7 @@ def refine(
         mechanism,
         state,
         rows,
-        keys=(keys or Keys.of(insecure_seed)).of_sums,
+        keys=(keys or Keys.of(insecure_seed, sums.layout.placement.processes)).of_sums,
         declare=lambda steps: None if steps.start else declare(range(first, last)),
         donate=True,
         placement=placement,

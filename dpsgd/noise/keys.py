@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -165,11 +165,24 @@ class Keys:
     seeds: Seeds | None = None
 
     @classmethod
-    def of(cls, insecure_seed: int | None = None) -> Keys:
-        """Returns fresh keys, equal in all processes, or keys of an insecure seed."""
-        if insecure_seed is None:
+    def of(cls, insecure_seed: int | None = None, processes: Collection[int] | None = None) -> Keys:
+        """Returns fresh keys, or keys of an insecure seed.
+
+        Processes that compute one model have equal keys. Others must not: the difference of two
+        models with equal noise would show their rows.
+
+        Args:
+          insecure_seed: Seed of all keys, for debugging; None for fresh keys.
+          processes: Indices of the processes of `jax.distributed` that compute the model; by
+            default all.
+        """
+        if insecure_seed is not None:
+            return cls(RootKey.from_insecure_seed(insecure_seed))
+        if processes is None:
             return cls(RootKey.shared())
-        return cls(RootKey.from_insecure_seed(insecure_seed))
+        if len(processes) == 1:
+            return cls(RootKey.from_entropy())
+        return cls(RootKey.shared().child(f"processes {sorted(processes)}"))
 
     @property
     def noise(self) -> np.ndarray:

@@ -27,7 +27,7 @@ from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.queries import Refinement, refine, refinement_of, sums_run
 from dpsgd.gradients.frozen import leaf_names
-from dpsgd.noise.keys import Keys, RootKey
+from dpsgd.noise.keys import Keys
 from dpsgd.runs.audit import NOT_MADE, once, probe_rows, rule_conformance, verdict
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.mechanism import ResolvedRun
@@ -188,7 +188,8 @@ class Training:
         checks: tuple[CheckResult, ...] = ()
         audited_parts: list[str] = []
         block, *sums = self.programs()
-        root, layout, place = RootKey.shared(), self.layout, self.query_placement
+        layout, place = self.layout, self.query_placement
+        root = Keys.of(None, layout.placement.processes).root
 
         def rows() -> PyTree:
             return self.synthetic(probe_rows(mechanism))

@@ -68,10 +68,11 @@ class Processes:
         global _current
         # JAX does not export its store, which exists only after JAX was imported.
         distributed = sys.modules.get("jax._src.distributed")
-        if _current.count == 1 and distributed is not None:
-            state = distributed.global_state
-            if state.client is not None and state.num_processes > 1:
-                _current = cls(state.process_id, state.num_processes, state.client)
+        state = distributed and distributed.global_state
+        several = state and state.client is not None and state.num_processes > 1
+        client = state.client if several else None
+        if client is not _current._client:  # they connected, or the run of others has ended
+            _current = cls(state.process_id, state.num_processes, client) if several else cls()
         return _current
 
     @property

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+from contextlib import closing
 from dataclasses import dataclass
 
 import jax
@@ -32,6 +33,7 @@ from dpsgd.core.queries import FullSums
 from dpsgd.engine import programs, queries
 from dpsgd.engine.feed import Layout
 from dpsgd.gradients.rules import FlatClipping
+from dpsgd.noise.keys import RootKey
 from samplers import Multistage, Shuffle, UnitTree
 from samplers.population import UnitData
 from tests.dpsgd.mixing import shared
@@ -469,6 +471,19 @@ def of_clipping(**how):
 
 def layout(**how):
     return inspect.unwrap(Layout.choose.__func__)(Layout, SHUFFLED.sampler, data(), **how)
+
+
+def test_models_of_single_devices_have_keys_of_their_own(monkeypatch):
+    """Connected processes that train apart would have the keys of the first."""
+
+    def collective():
+        raise AssertionError("the keys of all processes")
+
+    monkeypatch.setattr(RootKey, "shared", collective)
+    assert trained().guarantee.epsilon
+    state = ALGORITHM.init(jnp.ones(D), SHUFFLED, data())
+    with closing(train_blocks(ALGORITHM, SHUFFLED, state, data())) as blocks:
+        next(blocks)
 
 
 OF_ANOTHER_KIND = {

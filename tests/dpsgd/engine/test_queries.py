@@ -15,6 +15,7 @@ from dpsgd.core.queries import FullSums
 from dpsgd.engine import queries
 from dpsgd.engine.queries import Refinement, read_rows, refine, refinement_of
 from dpsgd.engine.sources import arrays_digest
+from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins, Poisson
 from tests.dpsgd.mixing import shared
 
@@ -108,7 +109,9 @@ def test_steps_of_all_sums_are_declared_before_any_noise(monkeypatch):
     assert declared[1:] == [range(T, T + 3)]
 
 
-def test_two_releases_never_share_noise_but_under_one_seed():
+def test_two_releases_never_share_noise_but_under_one_seed(monkeypatch):
+    collective = RootKey(bytes(32), insecure=False)  # that connected processes would have
+    monkeypatch.setattr(RootKey, "shared", lambda: collective)
     zeros, of = Means(of_row=lambda state, row: 0 * row), mechanism(2, 8.0, 2.0)
     one, two, *seeded = (released(zeros, of, insecure_seed=s) for s in (None, None, 1, 1))
     assert np.abs(one - two).min() > 1e-6

@@ -165,3 +165,14 @@ def test_processes_of_one_run_have_the_keys_of_the_first(monkeypatch):
     assert not np.array_equal(*sent)  # each drew a root, and one of them counts
     assert np.array_equal(first.noise, second.noise)
     assert first.sampling == second.sampling
+
+
+def test_processes_that_train_apart_have_other_keys(monkeypatch):
+    """The difference of two models with equal noise shows their rows."""
+    collective = RootKey(bytes(32), insecure=False)
+    monkeypatch.setattr(RootKey, "shared", lambda: collective)
+    alone = [Keys.of(None, {process}).noise.tolist() for process in (0, 1, 1)]
+    together = [Keys.of(None, processes).noise.tolist() for processes in ({0, 1}, {2, 3})]
+    assert len({tuple(key) for key in [*alone, *together, collective.noise_key().tolist()]}) == 6
+    assert Keys.of(None, [1, 0]).noise.tolist() == together[0]
+    assert Keys.of(1, {0}).noise.tolist() == Keys.of(1, {1}).noise.tolist()

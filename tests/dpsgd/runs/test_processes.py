@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import several
 from drivers import passed
+from jax._src import distributed
 from several import Store
 
 from dpsgd.runs.processes import Lost, Processes, launched_by_cluster, together
@@ -77,6 +78,17 @@ def test_one_that_does_not_come_is_named():
     first, _, third = several.together(3, work)
     assert str(first) == "another process did not answer for 0 s: process 1 of 3"
     assert isinstance(third, Lost)
+
+
+def test_a_run_after_the_processes_parted_waits_for_nobody(monkeypatch):
+    state = distributed.global_state
+    for count, client in ((2, object()), (3, object()), (1, None)):
+        monkeypatch.setattr(state, "client", client)
+        monkeypatch.setattr(state, "process_id", count - 1)
+        monkeypatch.setattr(state, "num_processes", count)
+        current = Processes.current()
+        assert (current.index, current.count) == (count - 1, count)
+        assert Processes.current() is current
 
 
 # --- Whole runs, of real processes ---------------------------------------------------------------
