@@ -137,7 +137,6 @@ def measured(case: Case, quick: bool = False, until: float = math.inf, **changes
     entry["cpu_seconds"] = round(sum(os.times()[:4]) - cpu, 2)
     if entry["status"] != "done":
         print(f"{case.name}: {entry['status']}, {entry['why']}")
-    gc.collect()  # memory of this case must not be missing in the next
     return entry
 
 
@@ -187,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{case.name} ...", file=sys.stderr, flush=True)
         own_changes = {name: value for name, value in changes.items() if name in case.setting}
         entries.append(measured(case, quick, until, **own_changes))
+        gc.collect()  # memory of this case must not be missing in the next
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a") as lines:
