@@ -184,9 +184,13 @@ class RunDirectory:
         Raises:
           LedgerError: if it is damaged, or contradicts the checkpoint or the report.
         """
+        # Before the ledger, which grows meanwhile if another process trains the run.
+        report = self.read_json("report.json") if self.finished else None
+        has_params = self.params_path.exists()
+        head = self.checkpoints.latest_head() if report is None else None
         history = read(self.ledger_path)
-        if self.finished:
-            report, report_path = self.read_json("report.json"), self.path / "report.json"
+        if report is not None:
+            report_path = self.path / "report.json"
             proved = {"audit": history.audit, "params_sha256": history.released}
             stated = {
                 name: checked(report.get(name), str, f"{report_path} is damaged: {name}")
@@ -199,9 +203,9 @@ class RunDirectory:
                         f"{report_path} states another {name} than the ledger: one of them was "
                         "edited, cut or replaced; restore it from a copy"
                     )
-        elif head := self.checkpoints.latest_head():
+        elif head:
             history.check_head(head, "the last checkpoint")
-        elif self.params_path.exists() and not history.released:
+        elif has_params and not history.released:
             raise LedgerError(
                 f"{self.ledger_path} does not record the released model in params.npz: it was "
                 "cut, or is of an earlier version; restore it from a copy"

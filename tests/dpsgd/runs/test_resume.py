@@ -38,6 +38,7 @@ from dpsgd.models.model import export
 from dpsgd.noise.correlated import banded_square_root
 from dpsgd.runs import job, report
 from dpsgd.runs.attempts import STOP
+from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.drawing import drawing_digest
 from dpsgd.runs.history import LedgerError, read
@@ -89,6 +90,20 @@ def test_what_names_no_task_or_devices_is_refused(argument, why, tmp_path):
     if "placement" in argument:
         with pytest.raises(TypeError, match=f"^{why}"):
             reopen(Run, tmp_path / "run", **argument)
+
+
+def test_a_run_under_way_is_read_without_a_false_alarm(tmp_path, monkeypatch):
+    """The reader took its checkpoint for one of a ledger that was rolled back."""
+    Run.create(line, config_of(insecure_seed=3), tmp_path / "run", name="tiny_task:line")
+    folder = RunDirectory(tmp_path / "run")
+
+    def declared_meanwhile(checkpoints):
+        with Ledger.open(folder.ledger_path) as ledger:
+            ledger.declare(range(4))
+            return ledger.history.head
+
+    monkeypatch.setattr(Checkpoints, "latest_head", declared_meanwhile)
+    assert folder.history().attempts[-1].steps == range(4)
 
 
 def test_a_replaced_run_directory_is_trained_as_the_new_run(tmp_path):
