@@ -193,8 +193,13 @@ def shared(tree: T) -> T:
 
     if not jax.tree.leaves(tree):
         return tree
-    stored = lax.platform_dependent(tree, cpu=_stored, default=lax.optimization_barrier)
+    stored = lax.platform_dependent(tree, cpu=_stored, default=_behind_barriers)
     return jax.tree.map(exact, stored)
+
+
+def _behind_barriers(tree: T) -> T:
+    """Returns arrays behind a barrier each: one for all would split more kernels of a GPU."""
+    return jax.tree.map(lax.optimization_barrier, tree)
 
 
 def _stored(tree: T) -> T:

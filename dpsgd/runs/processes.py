@@ -68,7 +68,7 @@ class Processes:
         global _current
         # JAX does not export its store, which exists only after JAX was imported.
         distributed = sys.modules.get("jax._src.distributed")
-        state = distributed and distributed.global_state
+        state: Any = distributed and distributed.global_state
         several = state and state.client is not None and state.num_processes > 1
         client = state.client if several else None
         if client is not _current._client:  # they connected, or the run of others has ended

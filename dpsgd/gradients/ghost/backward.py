@@ -62,11 +62,12 @@ def gradients(
         for k, leaf in enumerate(leaves)
     ]
     losses, operands, trained, cotangents = _differentiated(loss_fn, taps, routes, leaves, batch)
-    formed, computed, terms_by_leaf = dict(trained), {}, {}
-    for k, route in enumerate(routes):
+    formed, terms_by_leaf = dict(trained), {}
+    computed: dict[int, Array] = {}
+    for k, (route, leaf) in enumerate(zip(routes, leaves, strict=True)):
         if route.kind == "entries":
-            group = formed if _is_cotangent(taps.uses[k], leaves[k].size) else computed
-            group[k] = _entries(taps.uses[k], leaves[k].shape, operands, cotangents)
+            entries = formed if _is_cotangent(taps.uses[k], leaf.size) else computed
+            entries[k] = _entries(taps.uses[k], leaf.shape, operands, cotangents)
         elif route.kind not in ("frozen", "unused", "vmap"):
             terms_by_leaf[k] = parts_of(route, taps.uses[k], operands, cotangents)
     formed |= norms.shared(computed)
