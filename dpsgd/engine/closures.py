@@ -19,6 +19,7 @@ from jax.extend import core, source_info_util
 from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.programs import MOST_PROGRAMS, Parts, in_32_bits
+from dpsgd.gradients.clipping import ClippedSum
 from dpsgd.gradients.isolation import host_fault, inner_jaxprs
 from samplers import BatchSampler
 
@@ -27,7 +28,10 @@ PyTree = Any
 _HANDFUL = 8
 """Largest array that is never refused, entries; biases of tiny models are allowed."""
 
-_LIBRARIES = {"beartype", "flax", "jax", "jaxlib", "jaxtyping", "numpy", "optax", "scipy"}
+_LIBRARIES = {
+    *("beartype", "flax", "jax", "jaxlib", "jaxtyping", "numpy", "optax", "scipy"),
+    *("accounting", "dpsgd", "samplers"),
+}
 
 _declared: set[bytes] = set()
 
@@ -182,7 +186,7 @@ def require_closed(
     """Refuses closures with rows, and optimizers that call the host.
 
     Args:
-      algorithm: Algorithm with the loss and the optimizer.
+      algorithm: Algorithm with the loss, the clipping and the optimizer.
       sampler: Sampler of the run; an array with an axis of its number of rows or units, or one less
         or more, may be rows.
       trace: Trace of the training program, with the loss, its derivatives and the update.
@@ -206,9 +210,16 @@ def require_closed(
                         f"the optimizer uses {equation.primitive.name} at {location}, which "
                         f"{fault}; build it from jax.numpy, jax.lax and optax alone"
                     )
-    loss = getattr(algorithm.clipped_sum, "loss_fn", None)
+    clipped_sum = algorithm.clipped_sum
+    searched: dict[str, Any] = {"the optimizer": optimizer, "the update": algorithm.update}
+    if isinstance(clipped_sum, ClippedSum):
+        rule = clipped_sum.clipping
+        searched["the loss"] = clipped_sum.loss_fn
+        searched["the clipping rule"] = rule.groups, rule.factors
+    else:
+        searched["the clipped sum"] = clipped_sum
     pairs = [("the optimizer", held_arrays(t)) for t in traces]
-    pairs += [("the optimizer", reachable_arrays(optimizer)), ("the loss", reachable_arrays(loss))]
+    pairs += [(owner, reachable_arrays(functions)) for owner, functions in searched.items()]
     refuse_rows([*pairs, ("the loss or the optimizer", held_arrays(trace))], sampler)
 
 

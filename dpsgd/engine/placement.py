@@ -342,10 +342,22 @@ class Placement:
 
 
 def check_placement(placement: Any) -> None:
-    """Raises TypeError unless `placement` is a `Placement` or None."""
-    if placement is not None and not isinstance(placement, Placement):
+    """Refuses a `placement` that is no `Placement`, or has no device of this process.
+
+    Raises:
+      TypeError: Unless `placement` is a `Placement` or None.
+      ValueError: If none of its devices is this process's.
+    """
+    if placement is None:
+        return
+    if not isinstance(placement, Placement):
         raise TypeError(
             f"placement must be a Placement, such as Placement.default(), got {placement!r}"
+        )
+    if (process := jax.process_index()) not in placement.processes:
+        raise ValueError(
+            f"placement has no device of this process, {process}, only of "
+            f"{sorted(placement.processes)}: pass Placement.default(), all devices of all processes"
         )
 
 

@@ -84,8 +84,8 @@ def _step_sizes(schedule: Callable[[Any], Any], num_steps: int) -> list[float]:
 _CHUNK = 2**16
 """Number of rows that are flushed together."""
 
-_COUNTED = 2**32
-"""Most coordinates of a table with independent noise (`dpsgd.core.gaussian.normal_at`)."""
+_MOST = 2**31 - 1
+"""Most coordinates of a table: flat indices are int32 (`dpsgd.engine.step.MAX_ENTRIES`)."""
 
 
 def worthwhile(num_rows: int, looked_up: int) -> bool:
@@ -143,10 +143,10 @@ def find_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> dict[int, i
                 f"the table {names[k]} is {dtype}, and lazy tables are float32; make it float32, "
                 "or leave out tables="
             )
-        if math.prod(shape) >= _COUNTED:
+        if math.prod(shape) > _MOST:
             raise ValueError(
-                f"the table {names[k]} has shape {shape}, and lazy tables have fewer than 2^32 "
-                "numbers; leave out tables="
+                f"the table {names[k]} has shape {shape}, more than the 2^31 - 1 numbers of an "
+                "array: split it into several tables"
             )
     return tables
 

@@ -1,4 +1,4 @@
-"""A loss or an optimizer that holds rows, or calls the host, is refused before every run."""
+"""A part that holds rows, or an optimizer that calls the host, is refused before every run."""
 
 import functools
 import re
@@ -14,6 +14,8 @@ from jax import lax
 from jax.experimental import io_callback
 
 from dpsgd import Mechanism, dpsgd, public, train, train_blocks
+from dpsgd.gradients import norms
+from dpsgd.gradients.rules import FlatClipping
 from samplers import Deterministic, UserPoisson
 
 N, D = 90, 3
@@ -135,6 +137,52 @@ def test_rows_that_a_loss_or_an_optimizer_holds_are_refused(holder, array):
         return  # an optimizer takes none
     with pytest.raises(ValueError, match=r"the optimizer holds .* in a closure"):
         trained(optimizer=optimizer_of(hold))
+
+
+@dataclass(frozen=True, eq=False)
+class FieldRule(FlatClipping):
+    """A rule with an array as a field, of which factors are computed on the host."""
+
+    rows: np.ndarray = field(default_factory=lambda: ROWS)
+
+    def factors(self, group_norms, l2_clip_norm, counts):
+        share = 0.5 + 0.4 * float(np.tanh(self.rows.mean()))
+        return [norms.clip_factor(group_norms[0], l2_clip_norm, counts, share=share)]
+
+
+def scaled_by_rows(algorithm, held=ROWS):
+    """Returns the algorithm with an own clipped sum, scaled by the mean of rows on the host."""
+
+    def clipped_sum(*batch, **how):
+        total, diagnostics = algorithm.clipped_sum(*batch, **how)
+        return jax.tree.map(lambda x: x * float(np.tanh(held.mean())), total), diagnostics
+
+    return algorithm._replace(clipped_sum=clipped_sum)
+
+
+def moved_by_rows(algorithm, held=ROWS):
+    """Returns the algorithm with an own update that adds the mean of rows, computed on the host."""
+
+    def update(*step):
+        state, gradient = algorithm.update(*step)
+        moved = jax.tree.map(lambda x: x + float(held.mean()), state.raw_params)
+        return state._replace(raw_params=moved), gradient
+
+    return algorithm._replace(update=update)
+
+
+SOUND = dpsgd(sound_loss, optax.sgd(0.1))
+PARTS = {
+    "the clipping rule": dpsgd(sound_loss, optax.sgd(0.1), clipping=FieldRule()),
+    "the clipped sum": scaled_by_rows(SOUND),
+    "the update": moved_by_rows(SOUND),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_rows_that_another_part_reads_on_the_host_are_refused(part):
+    with pytest.raises(ValueError, match=rf"{part} holds float32\[90, 3\] in a closure"):
+        train(PARTS[part], MECHANISM, PARAMS, ROWS, audit=False)
 
 
 def test_rows_in_the_first_state_of_an_optimizer_are_refused():

@@ -9,6 +9,7 @@ import pytest
 from drivers import passed
 
 from dpsgd import Placement
+from dpsgd.engine.placement import check_placement
 
 
 @pytest.mark.long
@@ -29,6 +30,12 @@ def test_a_placement_of_one_device_is_what_it_says():
     assert placement == Placement(tuple(jax.devices()))
     assert json.loads(json.dumps(placement.describe())) == placement.describe()
     assert Placement.default(shard_rows_from=1).describe() != placement.describe()
+
+
+def test_devices_of_other_processes_alone_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(ValueError, match=r"no device of this process, 1, only of \[0\]: pass"):
+        check_placement(Placement.default())
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1000])
