@@ -80,9 +80,7 @@ def run(demo: Demo) -> int:
             # Only the samplers are compared, without calibration.
             noise = dpsgd.NoiseMultiplier(demo.noise_multiplier)
             spec = dpsgd.RunSpec(sampler, noise, calibration="none")
-            records.append(
-                dpsgd.run(task, spec, out / name, name="clicks", progress=console.progress)
-            )
+            records.append(dpsgd.run(task, spec, out / name, name="clicks", progress=console.tell))
         header, table_rows, caption = report.comparison(records, METRICS)
         console.table(header, table_rows)
         console.line(caption)

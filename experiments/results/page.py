@@ -81,7 +81,7 @@ def page(
     if not paths:
         raise ValueError("name at least one run or sweep")
     sweeps = {path: engine.read(path) for path in dict.fromkeys(paths) if engine.is_sweep(path)}
-    if headline is not None:
+    if headline is not None or better is not None:
         sweeps = {path: summary.showing(headline, better) for path, summary in sweeps.items()}
     runs, _ = finished_runs(path for path in paths if path not in sweeps)
     title = title or f"Private training: {_subject(runs, sweeps)}"

@@ -94,6 +94,17 @@ class Sweep(OfTask):
             if name not in names:
                 raise ValueError(f"run: {name!a} is unknown; there are {', '.join(sorted(names))}")
 
+    def showing(self, headline: str | None, better: Better | None) -> Sweep:
+        """Returns the sweep with another headline metric.
+
+        Args:
+          headline: Name of the metric; None keeps it.
+          better: Direction of better values; None keeps it, unless a metric is named.
+        """
+        if headline is not None:
+            return dataclasses.replace(self, headline=headline, better=better)
+        return self if better is None else dataclasses.replace(self, better=better)
+
     @property
     def panels(self) -> list[list[Grid]]:
         """Grids by panel.

@@ -61,12 +61,7 @@ class Summary:
           headline: Name of the metric; None keeps it.
           better: Direction of better values; None keeps it.
         """
-        sweep = self.sweep
-        if headline is not None:
-            sweep = dataclasses.replace(sweep, headline=headline, better=None)
-        if better is not None:
-            sweep = dataclasses.replace(sweep, better=better)
-        return dataclasses.replace(self, sweep=sweep)
+        return dataclasses.replace(self, sweep=self.sweep.showing(headline, better))
 
     @cached_property
     def headline(self) -> Headline:

@@ -35,7 +35,7 @@ def sweep(config: questions.Sweep) -> None:
     import_parts(content, str(file))
     if config.insecure_seed is not None:
         content = with_insecure_seed(content, config.insecure_seed, str(file))
-    parsed = Sweep.parse(content, str(file))
+    parsed = Sweep.parse(content, str(file)).showing(config.headline, config.better)
     with Console() as console:
         console.progress("starting")
         arguments: dict[str, Any] = {"where": str(config.config), "workers": config.workers}
@@ -43,7 +43,7 @@ def sweep(config: questions.Sweep) -> None:
         if config.out is None or config.dry_run:
             return _show_forecast(console, *engine.forecast(parsed, config.data, **arguments))
         summary = engine.run_sweep(parsed, config.data, config.out, **arguments)
-        show_sweep(console, summary.showing(config.headline, config.better), config.out, content)
+        show_sweep(console, summary, config.out, content)
 
 
 def show_sweep(console: Console, summary: Summary, out: Path, content: bytes) -> None:

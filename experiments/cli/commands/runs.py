@@ -72,7 +72,7 @@ def _show_facts(question: Train) -> None:
             placement = count
         else:
             placement = placement_of(question.devices)
-        options: Any = {"placement": placement, "progress": console.progress}
+        options: Any = {"placement": placement, "progress": console.tell}
         for line in facts(dry_run(task, question.spec, name=question.task, **options)):
             console.line(line)
 

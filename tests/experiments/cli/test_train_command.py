@@ -101,10 +101,15 @@ FACTS = (
 )
 
 
+def without_notes(printed):
+    return [line for line in printed.splitlines() if not line.startswith("note: ")]
+
+
 @pytest.mark.parametrize("out", ["run", "own_mean.py/run"])
 def test_a_dry_run_states_facts_reads_no_row_and_writes_nothing(out, home, command):
     words = ["train", "--task", "own_mean:Closed", *SAMPLER, "--out", out, "--dry-run"]
-    lines = command(*words).splitlines()
+    chosen, *lines = without_notes(command(*words))
+    assert re.match(r"chosen: clipping norm \S+, learning rate ", chosen)
     assert len(lines) == len(FACTS)
     assert all(line.startswith(fact) for line, fact in zip(lines, FACTS, strict=True))
     assert {path.name for path in home.iterdir()} <= {"own_mean.py", "__pycache__"}
@@ -113,7 +118,7 @@ def test_a_dry_run_states_facts_reads_no_row_and_writes_nothing(out, home, comma
 def test_a_dry_run_needs_neither_rows_nor_devices_nor_a_folder(command):
     words = ["train", *SAMPLER, "--model", "linear", "--dry-run", "--num-examples", "4600"]
     words += ["--max-buckets", "16"]
-    lines = command(*words, "--num-devices", "100", "--batch-size", "200").splitlines()
+    _, *lines = without_notes(command(*words, "--num-devices", "100", "--batch-size", "200"))
     assert lines[0] == "steps: 23"
     places = int(re.fullmatch(r"batch: .* to ([\d,]+) places, \d+ on each of 100 devices",
                               lines[1])[1].replace(",", ""))  # fmt: skip

@@ -357,6 +357,14 @@ def test_runs_resume_with_their_store_alone_and_may_move_it(tmp_path, in_this_pr
         engine.run_sweep(sweep, moved, out)
 
 
+def test_wrong_metric_on_command_line_is_refused_before_any_run(tmp_path, in_this_process, command):
+    (tmp_path / "sweep.toml").write_text(ONE)
+    words = ["sweep", str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "out")]
+    line = command.refuses(*words, "--headline", "test_auc")
+    assert "unknown metric 'test_auc'; choose of test_error" in line
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
