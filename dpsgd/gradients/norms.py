@@ -211,9 +211,9 @@ def _stored(tree: T) -> T:
     """
 
     def add_zero(zero: Array, tree: T) -> T:
-        """Adds 0 to floats: XLA would lead arrays that a loop leaves alone around it."""
+        """Adds 0 to numbers: XLA would lead arrays that a loop leaves alone around it."""
         return jax.tree.map(
-            lambda x: x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+            lambda x: x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.number) else x, tree
         )
 
     rounds = lax.optimization_barrier(jnp.uint32(1))

@@ -23,6 +23,8 @@ _LARGEST = 2.0**380
 """Squared norm above which scaled sides may leave the float32 range."""
 _STEEPEST = 2.0**240
 """Least squared ratio of a cotangent to the gradient at which a sum may cut it off."""
+_STEEPEST_CONVOLVED = 2.0**180
+"""The same for a cotangent times the norm of all activations, in a convolution."""
 _SMALLEST = 2.0**-200
 """Square of the smallest scale of a gradient, see `dpsgd.gradients.norms.magnitudes`."""
 
@@ -67,8 +69,13 @@ def square_norms(route: Route, uses: Sequence[Use], parts: Parts, cotangents: An
             # A cotangent that the sum cut off could no longer cancel others.
             swapped = np.repeat([c.inner != first.inner for c in contractions], lengths)
             longest = jnp.where(lefts * rights > 0, jnp.where(swapped, lefts, rights), 0.0)
-            limit = _STEEPEST * jnp.maximum(square, _SMALLEST)
-            square = jnp.where(jnp.max(longest, axis=(1, 2)) < limit, square, jnp.inf)
+            longest = jnp.max(longest, axis=(1, 2))
+            steepest = _STEEPEST
+            if uses[0].op == "conv_general_dilated":  # then all are: `add_use` scales one by one
+                longest *= jnp.maximum(jnp.sum(lefts, axis=(1, 2)), _SMALLEST)
+                steepest = _STEEPEST_CONVOLVED
+            limit = steepest * jnp.maximum(square, _SMALLEST)
+            square = jnp.where(longest < limit, square, jnp.inf)
     with norms.float64():
         return jnp.where(diagonal < _LARGEST, square, jnp.inf)
 

@@ -42,8 +42,10 @@ def add_use(
     if use.op == "dot_general":
         return total + _transpose_view(use, total, _sum_products(use, parts, factor))
     # The remaining operations are convolutions and slices.
-    args = [norms.select(factor, x) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in others]
-    scaled = norms.contribution(factor, cotangent)
+    if use.op == "conv_general_dilated":
+        args, scaled = _scaled_sides(parts.products[use.path][0], others[0], cotangent, factor)
+    else:
+        args, scaled = list(others), norms.contribution(factor, cotangent)
     # Huge cotangents of tiny activations may overflow here: then the example gives this parameter
     # nothing, which makes its contribution smaller.
     finite = jnp.all(jnp.isfinite(scaled), axis=tuple(range(1, scaled.ndim)), keepdims=True)
@@ -55,6 +57,30 @@ def add_use(
 
     parameter = jax.ShapeDtypeStruct(total.shape, jnp.float32)
     return total + jax.linear_transpose(whole_batch, parameter)(scaled)[0]
+
+
+def _scaled_sides(
+    patches: Array, activation: Array, cotangent: Array, factor: norms.ClipFactor
+) -> tuple[list[Array], Array]:
+    """Returns a convolution's activations, scaled to below 4, and clipped cotangents.
+
+    A cotangent below 2^-126 is cut off, and beside a huge activation that could be a product of
+    many C. So each example's activations are divided by a power of two A next to their norm, and
+    its cotangents multiplied by A / M: in two steps, as the ratio may leave the float32 range.
+    """
+    squares = norms.square_sums(patches, lead=3)
+    with norms.float64():
+        scale = norms.magnitudes(jnp.sum(squares, axis=(1, 2)))
+        ratio = lax.convert_element_type(scale, jnp.float64) * factor.inverse_scale
+        step = norms.magnitudes(ratio)  # next to its root
+        steps = step, (ratio / step).astype(jnp.float32)
+    scaled = cotangent.astype(jnp.float32)
+    for x in steps:
+        scaled *= x.reshape(-1, *(1,) * (cotangent.ndim - 1))
+    inverse = (1.0 / scale).reshape(-1, *(1,) * (activation.ndim - 1))
+    seen = norms.select(factor, activation * inverse)
+    # Entries that no output reads may be anything, as under a stride; the norm does not see them.
+    return [jnp.where(jnp.abs(seen) < 4.0, seen, 0.0)], norms.shortened(factor, scaled)
 
 
 def _add_rows(

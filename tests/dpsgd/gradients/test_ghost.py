@@ -576,6 +576,45 @@ def test_cancelling_uses_at_far_scales_stay_within_c(convolved):
     assert largest_contribution(loss_fn, w, batch, 1e-3) <= 1e-3
 
 
+def test_tiny_cotangents_of_huge_convolved_inputs_stay_within_c():
+    """A cotangent below 2^-126 would be cut off, and another position's part would stay."""
+
+    def loss_fn(w, example):
+        numbers = "NHC", "HIO", "NHC"
+        x = example["x"][None]
+        y = lax.conv_general_dilated(x, w, (1,), "VALID", dimension_numbers=numbers)
+        return jnp.sum(y[0] * example["g"])
+
+    size, product = np.array([2.0**126, 2.0**100, 1]), np.array([2.0**30, 2.0**20, 2.0])
+    x, g = (np.stack([x, y], axis=1) for x, y in ((size, size**0), (product / size, -product)))
+    x[2, 1] = 2  # an ordinary example: what two positions give, does not cancel
+    batch = {
+        name: np.repeat(a[:, :, None], 16, 2).astype(np.float32)
+        for name, a in {"x": x, "g": g}.items()
+    }
+    w = jnp.zeros((1, 16, 16))
+    assert " gram " in explain(loss_fn, w, jax.tree.map(lambda a: a[0], batch))
+    for clip_norm in (1.0, 1e-3):
+        largest = largest_contribution(loss_fn, w, batch, clip_norm)
+        assert clip_norm * (1 - 1e-5) < largest <= clip_norm
+
+
+def test_inputs_that_no_output_of_a_convolution_reads_change_nothing():
+    def loss_fn(w, x):
+        y = lax.conv_general_dilated(
+            x[None], w, (2,), "VALID", dimension_numbers=("NHC", "HIO", "NHC")
+        )
+        return jnp.sum(y)
+
+    x = np.ones((3, 4, 16), np.float32)
+    x[:, 1] = np.array([np.nan, np.inf, 3e38])[:, None]
+    w = jnp.zeros((1, 16, 16))
+    assert " gram " in explain(loss_fn, w, x[0])
+    totals = [clipped_grad(loss_fn, l2_clip_norm=1.0)(w, a[None], np.ones(1))[0] for a in x]
+    for total in totals:
+        np.testing.assert_allclose(total, np.full((1, 16, 16), 1 / 16), rtol=1e-5)
+
+
 def test_cancelling_huge_cotangents_of_one_row_are_not_nan():
     def loss_fn(params, g):
         rows = params["table"][jnp.array([1, 1, 2])]
@@ -666,3 +705,20 @@ def test_norm_and_sum_read_one_value_of_terms_that_cancel():
     batch = a, b, np.ones_like(a), -(a * b), x
     params = {"w": jnp.zeros((16, 16)), "v": jnp.zeros((16, 16))}
     assert largest_contribution(loss_fn, params, batch, 1.0) <= 1.0
+
+
+@pytest.mark.usefixtures("optimised")
+def test_norm_and_sum_read_one_value_of_computed_rows():
+    """A row's index, too: rows of other roundings would be added up in the norm and the sum."""
+
+    def loss_fn(params, example):
+        ids = jnp.floor(example["x"] * example["y"]).astype(jnp.int32)
+        return jnp.sum(params["table"][ids] * example["g"])
+
+    batch = {name: np.ones((2, 4), np.float32) for name in "xy"}
+    batch["g"] = np.ones((2, 4, 8), np.float32)
+    params = {"table": jnp.zeros((500, 8))}
+    assert " rows " in explain(loss_fn, params, jax.tree.map(lambda a: a[0], batch))
+    run = jax.jit(clipped_grad(loss_fn, l2_clip_norm=1.0)).lower(params, batch, np.ones(2))
+    # Once for the loss's value, and once for the norm and the sum.
+    assert run.compile().as_text().count(" floor(") <= 2
