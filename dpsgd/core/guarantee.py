@@ -42,6 +42,9 @@ FOREIGN_CALLS = (
 NO_GUARANTEE = "NO GUARANTEE"
 """Text in place of a guarantee that does not exist."""
 
+IF_INDEPENDENT = "if interruptions did not depend on what the run had released"
+"""Condition of the first epsilon of an interrupted run, in sentences and under tables."""
+
 UNKNOWN = Bound(0.0, 1.0)
 """Total variation distance that no profile bounds."""
 
@@ -158,23 +161,30 @@ class Guarantee:
             return f"{NO_GUARANTEE}: no finite epsilon is certified at delta {delta}"
         exceptions = f". NOT COVERED: {'; '.join(self.by_task)}" if self.by_task else ""
         return (
-            f"epsilon <= {self.epsilon.format_upper()}{self._of_interruptions('the run', ',')} "
+            f"epsilon <= {self.epsilon.format_upper()}{self._of_interruptions(end=',')} "
             f"at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
             f"({ADJACENCY} adjacency, unit: one {self.unit}{self._of_noise()})"
-            f"{self._of_initial()}certified: epsilon in {self.epsilon}; "
+            f"{self._of_initial()}{self._of_both()}certified: epsilon in {self.epsilon}; "
             f"{self.attack()}{exceptions}"
         )
 
-    def _of_interruptions(self, runs: str, end: str = "") -> str:
+    @property
+    def conditional(self) -> bool:
+        """True if `epsilon` and the attack's bound hold under `IF_INDEPENDENT` alone."""
         if self.otherwise is None or self.epsilon is None:
+            return False
+        return self.otherwise.upper > self.epsilon.upper
+
+    def _of_both(self) -> str:
+        return "if they did not, " if self.conditional else ""
+
+    def _of_interruptions(self, condition: str = IF_INDEPENDENT, end: str = "") -> str:
+        if self.otherwise is None:
             return ""
-        if self.otherwise.upper <= self.epsilon.upper:
+        if not self.conditional:
             return f", for {self.limits}{end}"
-        return (
-            f" if interruptions did not depend on what {runs} had released; otherwise "
-            f"<= {self.otherwise.format_upper()}, for {self.limits}{end}"
-        )
+        return f" {condition}; otherwise <= {self.otherwise.format_upper()}, for {self.limits}{end}"
 
     def _of_initial(self) -> str:
         if not self.initial_names:
@@ -187,7 +197,8 @@ class Guarantee:
             upper = self.together.epsilon.format_upper()
             names = " and ".join(self.initial_names)
             cost = f"epsilon <= {upper} (this run and {names} together)"
-            cost += self.together._of_interruptions("the runs")
+            condition = IF_INDEPENDENT.replace("the run", "the runs")
+            cost += self.together._of_interruptions(condition)
         units = "rows" if self.unit == "example" else f"{self.unit}s"
         return (
             f" for {units} that did not train the initial model; for {units} that did, {cost}; for "

@@ -8,6 +8,7 @@ from typing import Any
 
 from accounting import Bound
 from accounting.profile import format_delta
+from dpsgd.core.guarantee import IF_INDEPENDENT
 from dpsgd.core.noise import INDEPENDENT
 from dpsgd.noise.registry import noise_label
 from dpsgd.runs.log import WORDS
@@ -228,6 +229,12 @@ def _meaning(record: dict[str, Any]) -> str:
     if record["initial_names"]:
         units = "rows" if record["unit"] == "example" else f"{record['unit']}s"
         the = f"For {units} that did not train the initial model, the"
+    condition = ""
+    if _conditional(record):
+        condition = (
+            f"\nBoth hold {IF_INDEPENDENT};\n"
+            "the guarantee also states the epsilon that holds otherwise."
+        )
     return (
         f"{the} interval contains the mechanism's true epsilon, and its upper end is the "
         "guarantee:\n"
@@ -235,7 +242,13 @@ def _meaning(record: dict[str, Any]) -> str:
         "changes the law of the trained parameters by no more than this epsilon and delta.\n"
         "Whoever sees them, knows all else and guesses at even odds whether it was there is right\n"
         f"with probability {Bound(accuracy, accuracy).format_upper()} at most."
+        f"{condition}"
     )
+
+
+def _conditional(record: Mapping[str, Any]) -> bool:
+    """Returns True if a run's epsilon holds only if interruptions did not depend on releases."""
+    return IF_INDEPENDENT in record["guarantee"]
 
 
 def calibration(record: dict[str, Any]) -> str:
@@ -332,6 +345,8 @@ def comparison(
     if len(set(deltas)) == 1:
         del columns["delta"]
         caption += f" at delta {deltas[0]}"
+    if any(map(_conditional, records)):
+        caption += f"; of a run of several attempts, {IF_INDEPENDENT}"
     if alike:
         caption += f"; {', '.join(names)}: on the {splits.pop()} rows"
     return list(columns), [list(row) for row in zip(*columns.values(), strict=True)], caption

@@ -14,6 +14,7 @@ import scipy.stats
 from accounting import Bound
 from accounting.profile import format_delta
 from dpsgd.core.cost import WARM_START
+from dpsgd.core.guarantee import IF_INDEPENDENT
 from dpsgd.runs import report
 from experiments.results.points import Cells, ErrorBar, Headline, pivot, text
 from experiments.results.table import AXES, PRIVACY, Axis, Table, digits
@@ -310,10 +311,13 @@ class View:
 
 
 def terms_of(row: Row) -> str:
-    """Returns the terms of a run's epsilon, which excludes rows of its initial model."""
+    """Returns the terms and conditions of a run's epsilon."""
     delta = format_delta(row["delta"])
     warm = ", for rows that did not train the initial model" * (WARM_START in (row["notes"] or ()))
-    return f"delta {delta}, {row['adjacency']} adjacency, unit: one {row['unit']}{warm}"
+    interrupted = f", {IF_INDEPENDENT}" * (IF_INDEPENDENT in (row["guarantee"] or ""))
+    return (
+        f"delta {delta}, {row['adjacency']} adjacency, unit: one {row['unit']}{warm}{interrupted}"
+    )
 
 
 def _privacy(row: Row) -> str:

@@ -317,9 +317,9 @@ def _remarks(finished: Sequence[FinishedRun]) -> list[str]:
     changed = environment_mismatch(finished)
     remarks = [f"the runs differ in: {', '.join(changed)}"] if changed else []
     for run in finished:
-        if len(run.history.attempts) > 1:
+        if (count := len(run.history.attempts)) > 1:
             notes = "; ".join(run.record["notes"])
-            remarks.append(f"{run.path.name} resumed after a change: {notes}")
+            remarks.append(f"{run.path.name} took {count} attempts: {notes}")
     return remarks
 
 

@@ -551,6 +551,7 @@ def test_interrupted_epoch_has_two_prices_and_lower_ends(stops):
         f"epsilon <= {guarantee.epsilon.format_upper()} if interruptions did not depend on what "
         f"the run had released; otherwise <= {twice.format_upper()}, for at most 2 attempts, at "
     ) in guarantee.sentence()
+    assert "; if they did not, certified: epsilon in [" in guarantee.sentence()
     record = guarantee.record()
     assert record["epsilon_upper_otherwise"] == twice.upper
     assert record["epsilon_lower"] == guarantee.epsilon.lower

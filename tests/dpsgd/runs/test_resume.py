@@ -32,6 +32,7 @@ from tiny_task import (
 
 from accounting import epsilon
 from dpsgd import BandedToeplitz, Independent, Mechanism, Run, resume, run
+from dpsgd.core.guarantee import IF_INDEPENDENT
 from dpsgd.core.segments import Segment
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.models.model import export
@@ -43,6 +44,7 @@ from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.drawing import drawing_digest
 from dpsgd.runs.history import LedgerError, read
 from dpsgd.runs.ledger import Ledger
+from dpsgd.runs.report import comparison
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import stop_requests
 from dpsgd.runs.terms import Terms, mechanism_from_record, mechanism_record
@@ -205,6 +207,8 @@ def test_a_killed_run_starts_an_attempt_and_counts_lost_steps(stopped, lost):
     otherwise = epsilon(sampler.privacy_of(1.0, entered, same_rows=True), 1e-5).upper
     assert report["epsilon_upper_otherwise"] == otherwise > price.upper
     assert report["attempts"] == 2
+    assert f"Both hold {IF_INDEPENDENT};" in (stopped / "report.md").read_text()
+    assert f"; of a run of several attempts, {IF_INDEPENDENT}" in comparison([report])[2]
 
 
 def test_planned_guarantee_is_withdrawn_by_a_new_attempt(stopped, monkeypatch):

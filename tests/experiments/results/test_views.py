@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 
 from dpsgd.core.cost import WARM_START
+from dpsgd.core.guarantee import IF_INDEPENDENT
 from experiments.results import listings
 from experiments.results.draw import draw
 from experiments.results.points import Headline, text
@@ -319,6 +320,14 @@ def test_runs_from_an_earlier_model_say_whose_rows_are_covered(summary_of):
     (title,) = (title for title in warm.views[0].tables() if "epsilon" in title)
     for terms in (listings.caption(warm.table), title):
         assert terms.endswith("unit: one user, for rows that did not train the initial model)")
+
+
+def test_epsilon_of_interrupted_runs_is_shown_with_its_condition(summary_of):
+    guarantee = f"epsilon <= 1.00 {IF_INDEPENDENT}; otherwise <= 1.20, for at most 2 attempts"
+    summary = summary_of(auc, NOISE, task={"headline": "test_auc", "guarantee": guarantee})
+    (title,) = (title for title in summary.views[0].tables() if "epsilon" in title)
+    for terms in (listings.caption(summary.table), title):
+        assert terms.endswith(f"unit: one user, {IF_INDEPENDENT})")
 
 
 @pytest.mark.parametrize("epsilon", [1.00004, 1.2345678, 0.123449, 10.0])

@@ -213,6 +213,10 @@ def test_a_sweep_in_workers_is_reported_with_its_command(tmp_path, command):
     other = dataclasses.replace(one, history=History([elsewhere]))
     assert engine._remarks([one, one]) == []
     assert engine._remarks([one, other]) == ["the runs differ in: code"]
+    killed = dataclasses.replace(one, history=History([first, first]))  # without any change
+    assert engine._remarks([killed]) == [
+        f"{run.name} took 2 attempts: {'; '.join(one.record['notes'])}"
+    ]
     (run / DATA).rename(run / "elsewhere")
     with pytest.raises(ValueError, match="runs on different or unknown data"):
         page_of([out])
