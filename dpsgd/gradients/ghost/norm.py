@@ -19,6 +19,8 @@ from dpsgd.gradients.ghost.uses import contraction_of, rows_of
 from dpsgd.gradients.taps import Use
 
 _GRAM_MARGIN = 2.0**-20
+_MANY_POSITIONS = 16
+"""Number of positions above which the margin grows with its square, as roundings add up."""
 _LARGEST = 2.0**380
 """Squared norm above which scaled sides may leave the float32 range."""
 _STEEPEST = 2.0**240
@@ -56,16 +58,18 @@ def square_norms(route: Route, uses: Sequence[Use], parts: Parts, cotangents: An
     with norms.float64():
         diagonal = square = jnp.sum(lefts * rights, axis=(1, 2))
     if route.kind == "gram":
-        square = _gram(left, right)
+        square, positions = _gram(left, right), left.shape[2]
         if parts.look_ups:
             rows_left = any(r.rows == first.inner for u in uses if (r := rows_of(u)))
             by_row, by_column = (left, right) if rows_left else (right, left)
             crossed, square_h = _crossed(by_row, by_column, *parts.rows())
             with norms.float64():
                 square, diagonal = square + crossed, diagonal + square_h
+            positions += sum(row.shape[1] for _, row, _ in parts.look_ups.values())
         with norms.float64():
             # Rounding may leave a small negative number where everything cancels; NaN stays NaN.
-            square = jnp.maximum(square, 0.0) + _GRAM_MARGIN * diagonal
+            margin = _GRAM_MARGIN * max(1.0, positions / _MANY_POSITIONS) ** 2
+            square = jnp.maximum(square, 0.0) + margin * diagonal
             # A cotangent that the sum cut off could no longer cancel others.
             swapped = np.repeat([c.inner != first.inner for c in contractions], lengths)
             longest = jnp.where(lefts * rights > 0, jnp.where(swapped, lefts, rights), 0.0)

@@ -547,6 +547,31 @@ def test_repeated_positions_that_nearly_cancel_stay_within_c():
     assert largest_contribution(loss_fn, w, batch, 1.0) <= 1.0
 
 
+def test_roundings_of_sums_over_positions_stay_within_the_margin():
+    """Additions that all round down: the norm must outweigh what remains where positions cancel."""
+
+    def loss_fn(w, example):
+        return jnp.sum((example["x"] @ w) * example["g"])
+
+    half, width, u, x = 60, 256, 2.0**-24, np.full(2, 1.0165276)
+    for _ in range(6):  # what the sum adds depends on the norm
+        margin = 16 * u * (2 * half / 16) ** 2
+        norm = width * np.sqrt(half**2 * (x[0] - x[1]) ** 2 + margin * half * (x @ x))
+        mantissa = norm / 2.0 ** np.floor(np.log2(norm))
+        target = float(np.float32(1 - 17 * u) / np.float32(mantissa))
+        ulp = 2.0 ** (np.floor(np.log2(half * x[0] * target)) - 23)
+        whole = np.floor(x[0] * target / ulp)
+        x = ((whole + np.array([0.45, 0.55])) * ulp / target).astype(np.float32).astype(float)
+    signs = np.array([1, -1])
+    batch = {
+        name: np.repeat(a, half)[None, :, None].repeat(width, 2).astype(np.float32)
+        for name, a in {"x": x, "g": signs}.items()
+    }
+    contribution = largest_contribution(loss_fn, jnp.zeros((width, width)), batch, 1.0)
+    # An error e across the gradient makes it sqrt(1 + e^2) as long: at most 1e-6 are left for it.
+    assert abs(contribution - width * half * abs(x @ signs) / norm) <= 1.4e-3
+
+
 @pytest.mark.parametrize("convolved", [False, True])
 def test_cancelling_uses_at_far_scales_stay_within_c(convolved):
     """A cotangent near 2^127 would be cut off in the sum, and the other use's part would stay."""
