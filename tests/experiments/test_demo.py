@@ -14,6 +14,7 @@ def test_the_table_of_the_demo_fits_80_columns(sigma, monkeypatch, capsys):
     records = [
         {
             "sampler": name,
+            "guarantee": f"epsilon <= {epsilon}",
             "noise": Independent().record(),
             "noise_multiplier": float(sigma),
             "epsilon_lower": None if epsilon is None else 0.9871234 * epsilon,
