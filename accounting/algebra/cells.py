@@ -209,6 +209,6 @@ def gaussian_delta(sigma: float, epsilon: float) -> tuple[float, float]:
         second = math.sqrt(math.pi / 2.0) * scipy.special.erfcx(-b / math.sqrt(2.0))
         value, scale = density * (first - second), density * first
     # a, b and the exponents carry a few roundings each; erfcx, ndtr are good to 1e-15.
-    exponent = 0.5 / sigma**2 + (sigma * epsilon) ** 2 + epsilon
+    exponent = min(0.5 / sigma**2 + (sigma * epsilon) * (sigma * epsilon) + epsilon, 1e300)
     error = 1e-14 * scale + 4e-16 * exponent * (abs(value) + 1e-14 * scale) + SMALLEST
     return min(max(float(value), 0.0), 1.0), float(error)

@@ -98,19 +98,20 @@ class LowerRatio(LikelihoodRatio):
         """
         total, grid = count + others, self.sum_grid(count, other, others)
         sums = grid.pairs.lower(
-            self._atoms(grid.starts[0], count), other._atoms(grid.starts[1], others)
+            self._atoms(grid.starts[0], count / total),  # not the counts, which may overflow
+            other._atoms(grid.starts[1], others / total),
         )
         q, p, s, t = (mass / UNIT / UNIT for mass in sums[1:])
         points = grid_points(grid.log_scale, sums.start, q.size, self.step)
         high = sums.start + np.arange(q.size) >= grid.pairs.middle
-        q, p, offset = _contracted(points, high, (q, t), (p / total, s / total))
+        q, p, offset = _contracted(points, high, (q, t), (p, s))
         return replace(
             self, start=sums.start, q=q, p=p, offset=offset, log_scale=grid.log_scale,
             drift=grid.drift, shift=grid.shift + 4.0 * grid.terms * ROUNDING,
             tail=max(self.tail, other.tail),
         ).trim()  # fmt: skip
 
-    def _atoms(self, start: int, weight: int = 1) -> Atoms:
+    def _atoms(self, start: int, weight: float) -> Atoms:
         q, p, stretch = scaled(self.q), weight * scaled(self.p), np.exp(self.offset)
         return Atoms(start, q, p, p / stretch, q * stretch)
 

@@ -99,20 +99,21 @@ class UpperRatio(LikelihoodRatio):
         It is (count X + others Y) / (count + others); sums are split between grid points.
         """
         total, grid = count + others, self.sum_grid(count, other, others)
+        weights = count / total, others / total  # not the counts, which may overflow
         first, second = (
             Atoms(start, q, weight * p, weight * p, q)
-            for law, weight, start in zip((self, other), (count, others), grid.starts, strict=True)
+            for law, weight, start in zip((self, other), weights, grid.starts, strict=True)
             for q, p in [(scaled(law.q), scaled(law.p))]
         )
         start, q, p = grid.pairs.upper(first, second)
-        q, p = q / UNIT / UNIT, p / UNIT / UNIT / total
+        q, p = q / UNIT / UNIT, p / UNIT / UNIT
         lost = lost_mass(self) + lost_mass(other)
         zero = self.zero * other.zero + lost
         most = int(np.argmax(q))
         for mass, atoms in ((self.zero, second), (other.zero, first)):
             # Pairs with an atom at 0 have the other one's value. Pairs below the window are spread
             # to 0 and the atom of most mass: its first atom could not be trimmed any more.
-            q_pairs, p_pairs = mass / UNIT * atoms.q, mass / UNIT / total * atoms.p
+            q_pairs, p_pairs = mass / UNIT * atoms.q, mass / UNIT * atoms.p
             under = min(max(0, start - atoms.start), atoms.q.size)
             window = slice(atoms.start + under - start, max(atoms.stop - start, 0))
             q[window] += q_pairs[under:]

@@ -32,6 +32,8 @@ _MOST_ATOMS = 2**17
 """Most atoms of an assignment's law, where few of its bins are released."""
 _FINEST_WIDE = 0.02
 """Finest resolution where that number of atoms is not enough."""
+_MOST_BINS = 2**40
+"""Most released bins of a draw: beyond it, rounding errors of their sums outweigh small deltas."""
 _WORK_PER_DISTANCE = 1e4
 """Cost of a distance of atoms besides its pairs, in units of a pair."""
 
@@ -92,6 +94,8 @@ class BinsGrids:
         if point.delta <= _SMALLEST_DELTA:
             raise GridError("delta is so small that masses leave the range of doubles")
         grid, counts = self._grid(resolution, point), [count for _, count in self.assignments]
+        if max(max(bins) for _, bins in _released(grid.kinds)) > _MOST_BINS:
+            raise GridError("no grid is computed: so many bins leave nothing of its digits")
         if resolution < _FINEST_WIDE and grid.last_step() > grid.wanted_step():
             raise GridError("no finer grid is computed: few released bins have too many atoms")
         if grid.work() > _most_work(point):

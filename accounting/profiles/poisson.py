@@ -89,7 +89,9 @@ class PoissonProfile(WithRelease):
         else:
             inner = math.log1p(math.expm1(epsilon) / rate)
         low, high = _around(sigma, inner)
-        return rate * low * (1.0 - 1e-15), min(rate * high * (1.0 + 1e-15), 1.0)
+        # The last one, also where the product underflows to 0.
+        upper = math.nextafter(rate * high * (1.0 + 1e-15), math.inf)
+        return rate * low * (1.0 - 1e-15), min(upper, 1.0)
 
     def _grids(self) -> RepeatedGrids:
         sigma, rate = self.noise_multiplier, self.sampling_prob

@@ -19,6 +19,8 @@ from accounting.profiles.gaussian import WithRelease
 from accounting.records import Count
 
 _FINEST = 2e-4
+_FINEST_STEP = 1e-30
+"""Least grid step, far below the rounding of losses."""
 _COARSEST_STEP = 500.0
 """Largest grid step, as floats overflow at e^709."""
 _TAIL = 1e-6
@@ -106,6 +108,8 @@ class RepeatedGrids:
         step = resolution * min(1.0, self.deviation)
         if resolution < _FINEST:
             raise GridError("the finest grid was reached")
+        if step < _FINEST_STEP:
+            raise GridError("no finer grid is computed: rounding errors would outweigh its gain")
         if step > _COARSEST_STEP:
             raise GridError("no finer grid is computed: losses are beyond floats")
         return step

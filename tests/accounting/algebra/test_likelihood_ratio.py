@@ -41,6 +41,13 @@ def test_no_operation_loses_mass_under_either_law(make, kind):
     assert p == pytest.approx(1.0, abs=1e-11)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_averages_of_very_many_bins_do_not_overflow(kind):
+    with np.errstate(over="raise"):
+        masses = total_masses(kind.gaussian(1.0, 0.2).average(2**31))
+    assert masses == pytest.approx((1.0, 1.0), abs=1e-3)
+
+
 @pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0, 5.0])
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0, 10.0])
 def test_one_release_brackets_the_closed_form_in_both_directions(sigma, epsilon):

@@ -272,6 +272,21 @@ def test_noise_too_small_for_any_grid_costs_as_known_draws_do(profile):
     assert "no finer grid" in bound.note
 
 
+@pytest.mark.parametrize(
+    ("profile", "epsilon"),
+    [
+        (GaussianProfile(1.0), 1e160),
+        (PoissonProfile(1.0, 1e-20, 1), 1.0),  # e^-1132, and not 0
+        (PoissonProfile(1.0, 1e-300, 10), 0.0),
+        (BallsAndBinsProfile(1.0, 2**62), 1.0),
+    ],
+    ids=str,
+)
+def test_settings_at_the_end_of_floats_have_bounds(profile, epsilon):
+    bound = profile.delta(epsilon)
+    assert 0.0 == bound.lower < bound.upper < 0.2
+
+
 def test_lower_end_of_shuffling_is_of_a_pair_or_of_redrawn_bins():
     """Of fixed bins it would be twice as high: more than is proved of redrawn orders."""
     shuffle, question = ShuffleProfile(1.5, 10, 6), Question("epsilon", 1e-3)
