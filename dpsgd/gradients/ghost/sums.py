@@ -70,7 +70,10 @@ def _scaled_sides(
     """
     squares = norms.square_sums(patches, lead=3)
     with norms.float64():
-        scale = norms.magnitudes(jnp.sum(squares, axis=(1, 2)))
+        square = jnp.sum(squares, axis=(1, 2))
+    # Once: of sums in another order, both sides could have powers a factor of 2 apart.
+    scale = norms.shared(norms.magnitudes(square))
+    with norms.float64():
         ratio = lax.convert_element_type(scale, jnp.float64) * factor.inverse_scale
         step = norms.magnitudes(ratio)  # next to its root
         steps = step, (ratio / step).astype(jnp.float32)
