@@ -157,7 +157,8 @@ def _differentiated(
 
 def _is_cotangent(uses: Sequence[Use], size: int) -> bool:
     """Returns True for a bias of `size` numbers whose gradient is the cotangent of one output."""
-    return [u.op for u in uses] in (["add"], ["add_any"]) and uses[0].out.size == size
+    alone = [u.op for u in uses] in (["add"], ["add_any"]) and uses[0].out.size == size
+    return alone and uses[0].view.isometric  # after a broadcast, cotangents are summed
 
 
 def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:
