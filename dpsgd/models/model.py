@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.records import without_paths
 from dpsgd.runs.result import GUARANTEE, MODEL, Bundle
-from dpsgd.runs.task import TASKS, data_digest, find, load, made_of, without_paths
+from dpsgd.runs.task import TASKS, data_digest, find, load, made_of
 from dpsgd.runs.terms import segment_records
 
 if TYPE_CHECKING:
@@ -224,7 +225,8 @@ def export(
     model = read_model(run_path, task=task, kinds=kinds)
     name = model.record["name"]
     task_or_class = task or find((installed_tasks() if kinds is None else kinds).get(name, name))
-    settings = without_paths(model.record["settings"], task_or_class)
+    kind = task_or_class if isinstance(task_or_class, type) else type(task_or_class)
+    settings = without_paths(model.record["settings"], kind)
     with RunDirectory.create(out) as bundle:
         bundle.write_params(model.params)
         bundle.write_json(GUARANTEE, dict(model.guarantee))

@@ -15,7 +15,6 @@ from dpsgd.engine.placement import Placement
 from dpsgd.engine.sources import arrays_digest
 from dpsgd.gradients.frozen import matching_leaves
 from dpsgd.processor import processor_digest
-from dpsgd.runs import report
 from dpsgd.runs.audit import conformance
 from dpsgd.runs.directory import DATA, Configuration, RunDirectory
 from dpsgd.runs.history import History
@@ -24,7 +23,7 @@ from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.log import MetricWriter, Stages
 from dpsgd.runs.mechanism import ResolvedRun
 from dpsgd.runs.processes import Processes
-from dpsgd.runs.recommendation import sentence
+from dpsgd.runs.recommendation import sentence, weak_signal
 from dpsgd.runs.records import checked, to_json
 from dpsgd.runs.resolve import request_of, resolve
 from dpsgd.runs.spec import RunSpec
@@ -122,7 +121,7 @@ def plan_run(
     if dry:
         return job
     job.check_rows()
-    if weak := report.weak_signal(job.mechanism.signal_to_noise, rows[1].num_examples):
+    if weak := weak_signal(job.mechanism.signal_to_noise, rows[1].num_examples):
         progress(f"note: {weak}")
     _compile(job, execution)
     return job

@@ -177,6 +177,30 @@ def about_sigma(request: RecommendationRequest, batch_size: int, steps: int) -> 
     return 1 / math.sqrt(math.log1p(min(ratio, 1e150) ** 2))
 
 
+LEAST_SIGNAL = 1000.0
+"""Smallest `Mechanism.signal_to_noise` of a reliable model, measured on four tables of 455 to 8,800
+rows at epsilon 1, 3 and 8."""
+
+
+def weak_signal(ratio: float | None, num_examples: int) -> str | None:
+    """Returns a warning that noise outweighs the signal, or None.
+
+    Args:
+      ratio: `Mechanism.signal_to_noise`, or None.
+      num_examples: Number of training rows.
+
+    >>> weak_signal(2_000.0, 8_800) is None
+    True
+    """
+    if ratio is None or ratio >= LEAST_SIGNAL:
+        return None
+    return (
+        f"noise will probably drown the signal of {num_examples:,} rows (ratio {ratio:,.0f}; below "
+        f"{LEAST_SIGNAL:,.0f} models often learn nothing): use more rows or a larger epsilon, and "
+        "test the model before you trust it"
+    )
+
+
 CHOICES = {
     "batch_size": "batch size",
     "epochs": "epochs",

@@ -6,13 +6,23 @@ import dataclasses
 import numbers
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from accounting import records
 from accounting.records import STATED, field_types, named, read
 from dpsgd.removed import removal_notice
 
-__all__ = ["build", "checked", "field_types", "fields_of", "near", "stated", "to_json"]
+__all__ = [
+    "build",
+    "checked",
+    "field_types",
+    "fields_of",
+    "is_path",
+    "near",
+    "stated",
+    "to_json",
+    "without_paths",
+]
 
 _T = TypeVar("_T")
 
@@ -155,3 +165,23 @@ def build(kind: type[_T], fields: Any, where: str) -> _T:
         return records.build(kind, values)
     except records.Refused as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def is_path(hint: Any) -> bool:
+    """Returns True if a field of this type may be a path."""
+    return hint is Path or Path in get_args(hint)
+
+
+def without_paths(settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Returns a task's settings that are no paths.
+
+    Args:
+      settings: Settings by name, as JSON values.
+      kind: Class of the task, whose fields of paths are left out, as `data` is.
+    """
+    hints = field_types(kind) if dataclasses.is_dataclass(kind) else {}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name != "data" and not is_path(hints.get(name))
+    }

@@ -12,7 +12,7 @@ from dpsgd.core.guarantee import IF_INDEPENDENT
 from dpsgd.core.noise import INDEPENDENT
 from dpsgd.noise.registry import noise_label
 from dpsgd.runs.log import WORDS
-from dpsgd.runs.recommendation import sentence
+from dpsgd.runs.recommendation import sentence, weak_signal
 
 UNDEFINED = "undefined"
 """Text for a metric that is undefined."""
@@ -87,30 +87,6 @@ def divergence(record: dict[str, Any]) -> str | None:
     return (
         f"the training diverged: {', '.join(undefined)} {'are' if undefined[1:] else 'is'} "
         "undefined; the privacy cost remains. Start a new run with a smaller learning rate"
-    )
-
-
-LEAST_SIGNAL = 1000.0
-"""Smallest `Mechanism.signal_to_noise` of a reliable model, measured on four tables of 455 to 8,800
-rows at epsilon 1, 3 and 8."""
-
-
-def weak_signal(ratio: float | None, num_examples: int) -> str | None:
-    """Returns a warning that noise outweighs the signal, or None.
-
-    Args:
-      ratio: `Mechanism.signal_to_noise`, or None.
-      num_examples: Number of training rows.
-
-    >>> weak_signal(2_000.0, 8_800) is None
-    True
-    """
-    if ratio is None or ratio >= LEAST_SIGNAL:
-        return None
-    return (
-        f"noise will probably drown the signal of {num_examples:,} rows (ratio {ratio:,.0f}; below "
-        f"{LEAST_SIGNAL:,.0f} models often learn nothing): use more rows or a larger epsilon, and "
-        "test the model before you trust it"
     )
 
 

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from dpsgd.runs.processes import Processes
 from dpsgd.runs.result import Figures, FinishedRun, origin, proved, write_report
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import stop_requests
-from dpsgd.runs.task import Task, check_name
+from dpsgd.runs.task import TASKS, Task, find
 
 PyTree = Any
 Progress = Callable[[str], None]
@@ -98,7 +99,7 @@ class Run:
             raise TypeError(f"spec must be a RunSpec, got a {type(spec).__name__}")
         check_placement(placement)
         if name is not None:
-            check_name(name)
+            _check_name(name)
         out = Path(out)
         execution = Execution(placement, Stages(started), progress, writer_of(log))
         RunDirectory.refuse_existing(out)
@@ -328,3 +329,19 @@ def _full_disk_explained(folder: RunDirectory) -> Iterator[None]:
             f"the disk is full; nothing is lost: free some space, then `dpsgd resume "
             f"{folder.path}` resumes the run"
         ) from None
+
+
+def _check_name(name: str) -> None:
+    """Refuses a name by which a run's task cannot be found again.
+
+    Args:
+      name: "module:object", or the name of an installed package's task.
+
+    Raises:
+      ValueError: if there is no such object.
+    """
+    if not any(entry.name == name for entry in entry_points(group=TASKS)):
+        try:
+            find(name)
+        except ValueError as error:
+            raise ValueError(f"name of the task: {error}") from None

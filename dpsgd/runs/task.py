@@ -8,11 +8,18 @@ import functools
 import json
 import re
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from dpsgd.runs.records import build, checked, field_types, near, to_json
+from dpsgd.runs.records import (
+    build,
+    checked,
+    field_types,
+    is_path,
+    near,
+    to_json,
+    without_paths,
+)
 from samplers import Population, UnitData
 from samplers.registry import import_module
 
@@ -187,12 +194,10 @@ def _settings_of_earlier(task: Any, name: str | None, record: Mapping[str, Any])
     own_settings, settings = _settings(task), record.get("settings", {})
     if own_settings is None or record.get("name") not in (name, task_record(task)["name"]):
         return {}
-    hints = field_types(type(task))
     return {
         key: settings[key]
-        for key, value in own_settings.items()
+        for key, value in without_paths(own_settings, type(task)).items()
         if value is None and settings.get(key) is not None and str(settings[key]).isprintable()
-        if key != "data" and not _is_path(hints[key])
     }
 
 
@@ -261,7 +266,7 @@ def made_of(kind: type, settings: Mapping[str, Any], name: str, where: str) -> A
         raise ValueError(f"{where}: {name} is a class, but not a dataclass: name an instance")
     hints = field_types(kind)
     values = {
-        key: Path(value) if isinstance(value, str) and _is_path(hints.get(key)) else value
+        key: Path(value) if isinstance(value, str) and is_path(hints.get(key)) else value
         for key, value in settings.items()
     }
     try:
@@ -270,42 +275,6 @@ def made_of(kind: type, settings: Mapping[str, Any], name: str, where: str) -> A
         raise ValueError(f"{where}: {error}") from None
     check_task(task, name)
     return task
-
-
-def _is_path(kind: Any) -> bool:
-    return kind is Path or Path in get_args(kind)
-
-
-def without_paths(settings: Mapping[str, Any], task: Any) -> dict[str, Any]:
-    """Returns the settings of a task's record that are no paths.
-
-    Args:
-      settings: Settings by name, as JSON values.
-      task: Task or its class, whose fields of paths are left out, as `data` is.
-    """
-    kind = task if isinstance(task, type) else type(task)
-    hints = field_types(kind) if dataclasses.is_dataclass(kind) else {}
-    return {
-        name: value
-        for name, value in settings.items()
-        if name != "data" and not _is_path(hints.get(name))
-    }
-
-
-def check_name(name: str) -> None:
-    """Refuses a name by which a run's task cannot be found again.
-
-    Args:
-      name: "module:object", or the name of an installed package's task.
-
-    Raises:
-      ValueError: if there is no such object.
-    """
-    if not any(entry.name == name for entry in entry_points(group=TASKS)):
-        try:
-            find(name)
-        except ValueError as error:
-            raise ValueError(f"name of the task: {error}") from None
 
 
 def task_record(task: Task, name: str | None = None) -> dict[str, Any]:

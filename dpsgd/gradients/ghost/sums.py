@@ -81,9 +81,9 @@ def _scaled_sides(
     for x in steps:
         scaled *= x.reshape(-1, *(1,) * (cotangent.ndim - 1))
     inverse = (1.0 / scale).reshape(-1, *(1,) * (activation.ndim - 1))
-    seen = norms.select(factor, activation * inverse)
+    normalised = norms.select(factor, activation * inverse)
     # Entries that no output reads may be anything, as under a stride; the norm does not see them.
-    return [jnp.where(jnp.abs(seen) < 4.0, seen, 0.0)], norms.shortened(factor, scaled)
+    return [jnp.where(jnp.abs(normalised) < 4.0, normalised, 0.0)], norms.shortened(factor, scaled)
 
 
 def _add_rows(

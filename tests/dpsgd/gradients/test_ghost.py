@@ -624,7 +624,7 @@ def test_tiny_cotangents_of_huge_convolved_inputs_stay_within_c():
         assert clip_norm * (1 - 1e-5) < largest <= clip_norm
 
 
-def test_inputs_that_no_output_of_a_convolution_reads_change_nothing():
+def test_unread_inputs_of_a_convolution_change_nothing():
     def loss_fn(w, x):
         y = lax.conv_general_dilated(
             x[None], w, (2,), "VALID", dimension_numbers=("NHC", "HIO", "NHC")

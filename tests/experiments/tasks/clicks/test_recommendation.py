@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from dpsgd import Adam, LazyTables, Mechanism, dpsgd, train_blocks
 from dpsgd.runs.optimizer import Cosine, optimizer, with_hyperparameters
 from dpsgd.runs.recommendation import RecommendationRequest as Request
-from dpsgd.runs.recommendation import Settings, about_sigma, generic
-from dpsgd.runs.report import weak_signal
+from dpsgd.runs.recommendation import Settings, about_sigma, generic, weak_signal
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import (
     MOST_EPOCHS,
