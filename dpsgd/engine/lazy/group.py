@@ -24,6 +24,7 @@ from dpsgd.engine.lazy.laws import StepLaws
 from dpsgd.engine.lazy.rows import Rows, flushed_table, read, unique_rows, written
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import shapes_of_rows
+from dpsgd.gradients import norms
 from dpsgd.gradients.frozen import frozen_leaves, leaf_names
 from dpsgd.gradients.losses import LossFn, loss_row, loss_rows, row_loss, takes_key
 from dpsgd.gradients.rows import LocatedExample, declared_rows, traced_places
@@ -322,7 +323,8 @@ class LazyRows:
         declared = declared_rows(self.loss_fn)
         assert declared is not None
         example = shapes_of_rows(view.batch)
-        return dict(jax.vmap(traced_places(declared, self.loss_fn, shapes, example))(examples))
+        places = jax.vmap(traced_places(declared, self.loss_fn, shapes, example))(examples)
+        return norms.shared(dict(places))  # once: rounded anew, a float could lead to another row
 
     def update(
         self, state: TrainState, total: PyTree, viewed: Viewed, context: Context

@@ -139,7 +139,7 @@ def _contract(subscripts: str, left: Array, right: Array, factor: norms.ClipFact
     # In two dimensions: compilers see that these are the cotangents themselves, and the squares
     # those of the norms, and keep no second copy.
     flat = right.reshape(math.prod(right.shape[:-1]), right.shape[-1])
-    scale = norms.magnitudes(norms.square_sums(flat))[:, None]
+    scale = norms.shared(norms.magnitudes(norms.square_sums(flat)))[:, None]
     right = (flat * (1.0 / scale)).reshape(right.shape)
     # Large values are divided by M before they are multiplied, small values after. Beyond
     # 2^127 the left vector is zero.
