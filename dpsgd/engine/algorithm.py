@@ -107,15 +107,7 @@ class Algorithm(NamedTuple):
             frozen = self.frozen(params, shapes_of_rows(rows, *lead))
         noise = mechanism.noise if mechanism and mechanism.noise_multiplier else None
         static = self.optimizer, self.lazy, tables, tuple(sorted(frozen)), noise
-        state = compiled(_initial, static, (params,))(params)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state):
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-                raise ValueError(
-                    "the optimizer's state has a random key at "
-                    f"{jax.tree_util.keystr(path)}, which "
-                    "no run supports; leave out the transformation that draws random numbers"
-                )
-        return state
+        return compiled(_initial, static, (params,))(params)
 
     def frozen(self, params: PyTree, example: PyTree) -> frozenset[int]:
         """Returns the indices of the leaves that no derivative reaches.

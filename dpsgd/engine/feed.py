@@ -148,8 +148,8 @@ class Layout(NamedTuple):
         state = self.placement.put_whole(state, self.placement.state(state))
         # No weak types: one program for a state that was just made and for one that was read back.
         return jax.tree.map(
-            lambda leaf: jnp.asarray(leaf, leaf.dtype) if leaf.weak_type else leaf, state
-        )
+            lambda x: jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x, state
+        )  # keys of random numbers have none
 
     def defer_noise(self, state: TrainState) -> TrainState:
         """Returns `defer_noise` of a state whose buffers are donated."""

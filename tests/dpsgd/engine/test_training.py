@@ -188,12 +188,16 @@ def test_no_more_than_two_blocks_are_ever_under_way(monkeypatch):
     assert waited == [2, 3]
 
 
-def test_an_optimizer_with_a_random_key_is_refused_in_one_line():
-    noisy = optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(0.1))
-    mechanism = Mechanism(Deterministic(8, 4, 1), 1.0, 1.0)
-    algorithm = dpsgd(lambda w, x: (w * x).sum(), noisy)
-    with pytest.raises(ValueError, match=r"state has a random key at .*rng_key, which no run"):
-        train(algorithm, mechanism, jnp.ones(2), np.ones((8, 2), np.float32))
+def test_an_optimizer_with_a_random_key_draws_from_it():
+    def moved(key):
+        noisy = optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(key)), optax.sgd(0.1))
+        mechanism = Mechanism(Deterministic(8, 4, 1), 0.0, 1.0)
+        algorithm = dpsgd(lambda w, x: (w * x).sum(), noisy)
+        rows = np.ones((8, 2), np.float32)
+        return train(algorithm, mechanism, jnp.ones(2), rows, insecure_seed=0).params
+
+    np.testing.assert_array_equal(moved(0), moved(0))
+    assert np.all(moved(0) != moved(1))
 
 
 @pytest.mark.short("poisson", "deterministic", "shuffle", "balls-and-bins")
