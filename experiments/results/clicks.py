@@ -21,7 +21,7 @@ from dpsgd.runs import report
 from dpsgd.runs.result import FinishedRun
 from experiments.figures.drawing import MARKERS, PALETTE, blank, legend, panels
 from experiments.results.points import Cells
-from experiments.results.table import row_of
+from experiments.results.table import PRIVACY, WITH_NOISE, Table
 from experiments.tasks.clicks.metrics import (
     FEWEST,
     BinaryMetrics,
@@ -42,7 +42,9 @@ _COSTS = {
 }
 """Metrics in which the cost of privacy is shown."""
 _QUALITIES = {**_COSTS, "expected_calibration_error": "calibration error"}
-_COMPARED = ("sampler", "batch_size", "epochs", "learning_rate", "init_seed")
+_NOT_COMPARED = {*WITH_NOISE, *PRIVACY, "l2_clip_norm", "non_private", "data", "insecure_seed"}
+_NOT_COMPARED |= {"audit", "checkpoint_seconds", "data_on", "microbatch_size"}
+"""Settings of noise and clipping, and those that change no model."""
 
 
 @dataclass(frozen=True)
@@ -250,9 +252,10 @@ def differences(run: FinishedRun, twin: FinishedRun) -> list[str]:
       run: Private run.
       twin: Run without privacy.
     """
-    rows = [row_of("", x) for x in (run, twin)]
+    table = Table.collect({"run": run, "twin": twin})
+    names = [name for name in table.settings if name not in _NOT_COMPARED]
     sizes = [dict(x.task["description"].get("model_sizes", {})) for x in (run, twin)]
-    pairs = {name: [row[name] for row in rows] for name in _COMPARED}
+    pairs = {name: table.frame[name].to_list() for name in names}
     pairs |= {name: [size.get(name) for size in sizes] for name in sizes[0] | sizes[1]}
     differing = [
         f"{name.replace('_', ' ')} ({x} and {y})" for name, (x, y) in pairs.items() if x != y

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,7 +54,7 @@ PRIVACY = ("noise_multiplier", "target_epsilon")
 IN_SAMPLER = ("batch_size", "epochs")
 """Settings that belong to samplers."""
 _OF_NOISE = {*PARTS["noise"].values(), *PARTS["clipping"].values()}
-WITH_NOISE = {"noise", "clipping", "calibration"} | {
+WITH_NOISE = {"noise", "clipping", "calibration", "optimistic"} | {
     name for name, option in known_options().items() if option.owner in _OF_NOISE
 }
 """Options of clipping and noise, which a run without privacy does not have."""
@@ -216,21 +217,22 @@ class Table:
     def settings(self) -> list[str]:
         """Names of the columns that are settings."""
         excluded = {*GUARANTEE, *TIMES, *DIGESTS, *self.metrics, "run", "headline", "better"}
-        return [name for name in self.frame.columns if name not in excluded]
+        return [name for name in self.frame.columns if name not in excluded - {"data"}]
 
     def varied(self) -> list[str]:
         """Returns the settings in which runs differ.
 
-        The settings of a sampler are compared among its own runs.
+        A setting that one run has and another lacks counts if both have the same sampler and both,
+        or neither, have noise. The settings of a sampler are compared among its own runs.
         """
-        varied = []
-        for name in self.settings:
-            groups = [self.frame]
-            if name == "sampler_settings":
-                groups = self.frame.partition_by("sampler")
-            if any(group[name].drop_nulls().n_unique() > 1 for group in groups):
-                varied.append(name)
-        return varied
+        private = pl.col("noise_multiplier") > 0
+        peers = self.frame.with_columns(_private=private).partition_by("sampler", "_private")
+        return [
+            name
+            for name in self.settings
+            if any(group[name].n_unique() > 1 for group in peers)
+            or (name != "sampler_settings" and self.frame[name].drop_nulls().n_unique() > 1)
+        ]
 
 
 def read(paths: Sequence[Path]) -> tuple[Table, list[Path]]:
@@ -345,12 +347,15 @@ def finished_runs(paths: Iterable[Path]) -> tuple[dict[str, FinishedRun], list[P
       FileNotFoundError: For a folder without a run.
       ValueError: For a damaged run.
     """
-    runs, unfinished = [], []
-    for path in dict.fromkeys(paths):
+    runs, unfinished, read_folders = [], [], set()
+    for path in paths:
         folders = [folder for folder in _folders(path) if (folder / "config.json").is_file()]
         if not folders:
             raise FileNotFoundError(f"{path} is not the directory of a run and contains none")
         for folder in folders:
+            if (place := os.path.abspath(folder)) in read_folders:
+                continue  # a run that is named twice is no repetition of itself
+            read_folders.add(place)
             if len(folders) > 1 and not (folder / "report.json").is_file():
                 unfinished.append(folder)
             else:

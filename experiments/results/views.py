@@ -288,6 +288,8 @@ class View:
         verdicts = []
         for x in self.xs:
             points = [p for p in self.points if p["x"] == x and not p["optimistic"]]
+            if not points:
+                continue
             merits = [self.headline.merit(p["value"], p["undefined"]) for p in points]
             best = points[merits.index(max(merits))]
             near = [

@@ -111,9 +111,9 @@ def test_a_baseline_with_other_settings_is_reported_as_such(folder, monkeypatch)
     private, plain = (FinishedRun.read(folder / name) for name in ("private", "plain"))
     assert clicks.differences(private, plain) == []
     sampler = dataclasses.replace(plain.spec.sampler, epochs=3)
-    spec = plain.spec.but(sampler=sampler, learning_rate=0.1)
+    spec = plain.spec.but(sampler=sampler, learning_rate=0.1, average_decay=0.5)
     other = dataclasses.replace(plain, spec=spec)
-    found = ["epochs (2 and 3)", "learning rate (0.003 and 0.1)"]
+    found = ["epochs (2 and 3)", "learning rate (0.003 and 0.1)", "average decay (None and 0.5)"]
     assert clicks.differences(private, other) == found
     monkeypatch.setattr(clicks, "differences", lambda run, twin: found)
     text = page_of([folder / "private"], rows=rows_of(folder), against=folder / "plain").markdown

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import shutil
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -35,6 +36,11 @@ def test_runs_that_are_not_finished_are_named_and_left_out(runs, tmp_path, comma
     said = command("results", tmp_path)
     assert f"note: {tmp_path / runs[0].name} is not finished, and left out" in said
     assert runs[1].name in said
+
+
+def test_a_run_that_is_named_twice_is_one_row(runs, monkeypatch):
+    monkeypatch.chdir(runs[0].parent)
+    assert read([Path(), runs[0], Path(runs[0].name)])[0].frame.height == len(runs)
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

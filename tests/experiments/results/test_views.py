@@ -181,6 +181,21 @@ def test_means_are_distinguished_by_welchs_test():
     assert not differ(point_of([0.5, 0.5]), point_of([0.5, 0.5]))
 
 
+@pytest.mark.parametrize("other", [{"average_tail": 0.5}, {"data": 1}, {"init_from": "a"}])
+def test_runs_with_and_without_an_option_have_two_means(summary_of, other):
+    table = summary_of(auc, {**NOISE, "sampler": "shuffle", "noise_multiplier": 1.0}).table
+    changed = [row | other | {"run": f"{row['run']}, too"} for row in table.rows]
+    table = Table.of_rows([*table.rows, *changed], table.metrics)
+    counts = [point["runs"] for point in View(table, "epochs", Headline("test_auc")).points]
+    assert counts == [2] * 4  # with noise and without, each with the option and without
+
+
+def test_noise_chosen_by_lower_ends_alone_has_no_verdict(summary_of):
+    both = {**PRIVACY, "target_epsilon": 1.0}, {**PRIVACY, "optimistic": True, "title": "t"}
+    (verdict,) = summary_of(auc, *({"title": "t", **grid} for grid in both)).views[0].verdicts()
+    assert verdict.startswith("at epsilon 1: ")
+
+
 def test_a_run_above_its_target_is_named_at_its_epsilon(summary_of):
     summary = summary_of(auc, PRIVACY, excess=0.5)
     (panel,) = summary.views
