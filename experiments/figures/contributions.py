@@ -60,10 +60,10 @@ def compute(job: Job) -> list[dict[str, Any]]:
     largest, epsilon = float(counts.max()), job["epsilon"]
     best = float(sum_sweet_spot(counts, epsilon))
     points: list[dict[str, Any]] = []
-    for cap in np.arange(10.0, 1.3 * largest).tolist():
+    for cap in np.arange(min(10.0, largest), 1.3 * largest).tolist():
         points.append({"curve": BOUND, "x": cap, "value": sum_error_bound(counts, cap, epsilon)})
         points.append({"curve": EXACT, "x": cap, "value": sum_error(counts, cap, epsilon)})
-    caps = {*np.geomspace(10.0, 1.3 * largest, 25).tolist(), best, largest}
+    caps = {*np.geomspace(min(10.0, largest), 1.3 * largest, 25).tolist(), best, largest}
     for cap in sorted(caps):
         shortfall = float(np.minimum(counts, cap).sum()) - float(counts.sum())
         noise = [
@@ -86,8 +86,8 @@ def lines(table: pl.DataFrame) -> Iterator[str | Cells]:
         [rule], largest = points.filter(curve=RULE).to_dicts(), points["largest"][0]
         best = points.filter(curve=EXACT).sort("value")["x"][0]
         measured = {row["x"]: text(row) for row in points.filter(curve=MEASURED).to_dicts()}
-        errors = [measured[cap] for cap in (10.0, rule["x"], largest)]
+        errors = [measured[cap] for cap in (min(10.0, largest), rule["x"], largest)]
         cells = [f"{rule['epsilon']:g}", f"{rule['x']:.0f}", f"{rule['rank']}", f"{best:.0f}"]
         rows.append([*cells, *errors])
     header = ["epsilon", "cap by the rule", "rank", "best cap"]
-    yield [*header, "error at 10", "at the rule's cap", "without a cap"], rows
+    yield [*header, "error at 10 or below", "at the rule's cap", "without a cap"], rows

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.files import write_atomically
+from dpsgd.files import lock, write_atomically
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.mechanism import build_sampler
@@ -79,9 +81,11 @@ def run_sweep(
     progress(f"{count - len(todo)} of {count} runs are finished")
     if todo:
         try:
-            for run, message in carry_out(planned.task, todo, workers or most_useful(), progress):
-                if message.kind == "failed":
-                    failed.append(f"{run.out.name}: {message.text}")
+            with _alone(out):
+                workers = workers or most_useful()
+                for run, message in carry_out(planned.task, todo, workers, progress):
+                    if message.kind == "failed":
+                        failed.append(f"{run.out.name}: {message.text}")
         except Stopped as stopped:
             raise Stopped(f"{stopped}: the same command resumes") from None
     if failed:
@@ -95,6 +99,19 @@ def run_sweep(
     for run in runs:  # in case one died just before it did
         RunDirectory(run.out).forget()
     return summary
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Locks a sweep's folder; raises ValueError if another process trains its runs."""
+    folder = os.open(out / RUNS, os.O_RDONLY)
+    try:
+        lock(folder, out)
+        yield
+    except BlockingIOError:
+        raise ValueError(f"another process is training the runs of {out}; wait for it") from None
+    finally:
+        os.close(folder)
 
 
 @dataclass(frozen=True)

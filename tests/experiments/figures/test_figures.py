@@ -19,6 +19,7 @@ from experiments.figures import (
     Options,
     black_box,
     comparison,
+    contributions,
     crossing,
     delta,
     drawing,
@@ -266,6 +267,15 @@ def test_a_small_figure_is_computed_and_drawn(name, tmp_path, capsys, monkeypatc
     printed = capsys.readouterr().out
     assert "zero-out" in printed
     assert SMALL[name] in printed
+
+
+def test_users_with_few_ratings_have_a_figure_of_contributions(tmp_path):
+    file = tmp_path / "u.data"
+    file.write_text("".join(f"{u}\t{i}\t4\t{i}\n" for u in range(1, 30) for i in range(1, 5)))
+    options = Options(name="contributions", out=tmp_path / "a.svg", small=True, ratings=file)
+    points = [point for job in contributions.jobs(options) for point in contributions.compute(job)]
+    ((_, rows),) = contributions.lines(collect(points))
+    assert len(rows) == len(contributions.EPSILONS)
 
 
 def test_a_violation_can_be_drawn(tmp_path):

@@ -100,6 +100,12 @@ def test_bands_are_an_axis_of_the_runs_that_have_noise():
     assert {f"{name}-r0", f"{name}-bands4-r0"} < names(runs)
 
 
+def test_noise_by_lower_ends_is_of_the_runs_that_have_noise():
+    runs = planned(f"{GRID}optimistic = true\n".replace("noise_multiplier", "target_epsilon"))
+    assert {run.spec.options().get("optimistic") for run in runs if run.spec.private} == {True}
+    assert not all(run.spec.private for run in runs)
+
+
 WITH_NOISE = {
     'clipping = "automatic"\nclip_gamma = 0.1': {"clipping": "automatic", "clip_gamma": 0.1},
     'calibration = "platt"': {"calibration": "platt"},

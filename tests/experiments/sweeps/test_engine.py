@@ -1,6 +1,7 @@
 """A killed sweep resumes without repeating a run, and equal seeds give equal numbers."""
 
 import dataclasses
+import fcntl
 import logging
 import os
 import re
@@ -324,6 +325,17 @@ def test_a_folder_that_holds_another_run_is_left_alone(tmp_path, in_this_process
     (out / engine.ASKED).write_text(changed["init_seed"])
     with pytest.raises(ValueError, match="another init_seed"):
         engine.read(out)
+
+
+def test_one_process_at_a_time_trains_the_runs_of_a_folder(tmp_path, in_this_process):
+    out = tmp_path / "out"
+    (out / engine.RUNS).mkdir(parents=True)
+    folder = os.open(out / engine.RUNS, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with pytest.raises(ValueError, match="another process"):
+        engine.run_sweep(sweep_of(tmp_path, ONE), None, out)
+    os.close(folder)
+    assert not finished(out)
 
 
 def test_runs_resume_from_their_initial_model_alone(tmp_path, in_this_process, monkeypatch):
