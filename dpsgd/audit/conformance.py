@@ -112,7 +112,10 @@ def check_noise(
     }
     prices = price_check(noise, itertools.product(tested, sigmas))
     algorithm, mechanism = dpsgd(_total, optax.sgd(0.1)), Mechanism(tested[0], 1.0, 0.5, noise)
-    program = audit_program(algorithm, mechanism, params, {"x": np.ones(_ROWS, np.float32)})
+    rows = {"x": np.ones(_ROWS, np.float32)}
+    # One block, so that all steps of the run follow on each other's noise.
+    layout = Layout.choose(tested[0], rows, block_steps=tested[0].num_steps)
+    program = audit_program(algorithm, mechanism, params, rows, layout=layout)
     return _required([prices, *program.checks])
 
 

@@ -1,4 +1,4 @@
-"""Checks that a loss or an optimizer holds no private rows and calls no host.
+"""Checks that the parts of a program hold no private rows and call no host.
 
 Data in a closure bypass clipping and noise. An array of the shape of rows is refused, unless
 declared public: docs/explanation/non-interference-of-the-program.md.
@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.extend import core, source_info_util
 
+from dpsgd.core.marks import mark
 from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import Algorithm
 from dpsgd.engine.programs import MOST_PROGRAMS, Parts, in_32_bits
@@ -183,7 +184,7 @@ def _traces(body: Any, visited: set[int]) -> Iterator[tuple[core.Jaxpr, Any]]:
 def require_closed(
     algorithm: Algorithm, sampler: BatchSampler, trace: core.ClosedJaxpr, state: TrainState
 ) -> None:
-    """Refuses closures with rows, and optimizers that call the host.
+    """Refuses closures with rows, and parts that call the host.
 
     Args:
       algorithm: Algorithm with the loss, the clipping and the optimizer.
@@ -193,7 +194,7 @@ def require_closed(
       state: First state of the run, or its shapes.
 
     Raises:
-      ValueError: If an undeclared array may be rows, or the optimizer calls host or foreign code.
+      ValueError: If an undeclared array may be rows, or a part calls host or foreign code.
     """
     traces: tuple[core.ClosedJaxpr, ...] = ()
     optimizer = algorithm.optimizer
@@ -201,15 +202,18 @@ def require_closed(
         leaves, tree = jax.tree.flatten((state.dense_params, state.opt_state))
         shapes = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), x.dtype) for x in leaves)
         traces = _traced(Parts(optimizer), tree, shapes)
-    for t in traces:
-        for jaxpr, _ in _traces(t, set()):
-            for equation in jaxpr.eqns:
-                if fault := host_fault(equation):
-                    location = source_info_util.summarize(equation.source_info)
-                    raise ValueError(
-                        f"the optimizer uses {equation.primitive.name} at {location}, which "
-                        f"{fault}; build it from jax.numpy, jax.lax and optax alone"
-                    )
+    programs = [("the optimizer", t) for t in traces]
+    if not algorithm.foreign_calls:  # an own sum, update or noise may call the host, too
+        programs.append(("the program", trace))
+    for owner, t in programs:
+        for equation in (equation for jaxpr, _ in _traces(t, set()) for equation in jaxpr.eqns):
+            marked = owner == "the program" and equation.primitive is mark
+            if fault := None if marked else host_fault(equation):
+                location = source_info_util.summarize(equation.source_info)
+                raise ValueError(
+                    f"{owner} uses {equation.primitive.name} at {location}, which {fault}; build "
+                    "it from jax.numpy, jax.lax and optax alone"
+                )
     clipped_sum = algorithm.clipped_sum
     searched: dict[str, Any] = {"the optimizer": optimizer, "the update": algorithm.update}
     if isinstance(clipped_sum, ClippedSum):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from scipy import linalg
 
 from dpsgd.audit import reference
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import CheckResult
+from dpsgd.core.noise import Noise
+from dpsgd.noise.registry import NOISES
 
 ALLOWED = 2.0**-16
 """Tolerance in standard deviations of noise: float32 errs by some 2^-20, the grid by 2^-18."""
 
 MATRIX = "the noise matrix has the priced bands and column norms"
 
-_MATRIX = 256  # first steps, for which the entries of M are checked
+_MATRIX = 256  # first steps, for which the entries of a built-in noise's M are checked
 _PADDED = 2**14  # first steps in which M may be any lower triangular matrix, not only Toeplitz
 
 
@@ -35,30 +39,27 @@ class ExpectedNoise:
             k for k in range(len(probe.sizes)) if k not in probe.tables and k not in probe.frozen
         ]
         self._number = {k: number for number, k in enumerate(dense)}
-        size = min(probe.mechanism.sampler.num_steps, _MATRIX)
-        self._start = self._noise.whiten(np.eye(size))
-        toeplitz = np.tril(linalg.toeplitz(self._start[:, 0]))
-        self._toeplitz = np.allclose(self._start, toeplitz, rtol=1e-6, atol=1e-12)
-        self.singular = not np.all(np.abs(np.diagonal(self._start)) > 2.0**-20)
+        steps = probe.mechanism.sampler.num_steps
+        size = min(steps, _MATRIX)
+        self._columns = _read_columns(self._noise, steps if NOISES.is_own(self._noise) else size)
+        self._toeplitz = self._columns.alike
+        self.singular = not self._columns.least > 2.0**-20
         self.allowed = ALLOWED
         if not self.singular:
-            inverse = linalg.solve_triangular(self._start, np.eye(size), lower=True)
+            start = self._noise.whiten(np.eye(size))
+            inverse = linalg.solve_triangular(start, np.eye(size), lower=True)
             self.allowed *= max(1.0, float(np.sqrt(np.max(np.sum(inverse**2, axis=1)))))
 
     def matrix_check(self) -> CheckResult:
         """Checks the bands and the column norms of M."""
-        matrix, noise = self._start, self._noise
-        longest = float(np.sqrt(np.max(np.sum(np.square(matrix), axis=0))))
+        columns, bands = self._columns, self._noise.bands
         passed = (
             not self.singular
-            and longest <= 1 + 1e-9
-            and not np.triu(matrix, 1).any()
-            and not np.tril(matrix, -noise.bands).any()
-            and noise.bands <= self.probe.mechanism.sampler.separation
+            and columns.longest <= 1 + 1e-9
+            and columns.banded
+            and bands <= self.probe.mechanism.sampler.separation
         )
-        reach = int(np.max(np.subtract(*np.nonzero(matrix)), initial=0)) + 1
-        bands = min(noise.bands, len(matrix))
-        detail = f"{reach} of {bands} bands, largest column norm {longest:.6g} of 1 allowed"
+        detail = f"{bands} bands, largest column norm {columns.longest:.6g} of 1 allowed"
         return CheckResult(MATRIX, bool(passed), detail)
 
     def knows(self, first_step: int) -> bool:
@@ -91,6 +92,43 @@ class ExpectedNoise:
         if leaf in probe.tables:
             places, purpose = probe.table_places(leaf, places), reference.STEP
         return reference.normals(key, np.array(steps)[:, None], number, places, purpose)
+
+
+class _Columns(NamedTuple):
+    """Properties of the columns of M.
+
+    Attributes:
+      longest: Largest norm of a column.
+      least: Smallest absolute value on the diagonal.
+      alike: True if each column is the one before it, a step later.
+      banded: True if M is linear, and zero outside its bands.
+    """
+
+    longest: float
+    least: float
+    alike: bool
+    banded: bool
+
+
+def _read_columns(noise: Noise, steps: int) -> _Columns:
+    """Returns properties of M by the products with one vector for each band.
+
+    A vector with a 1 in every `bands`-th step shows a column in each stretch of steps.
+    """
+    bands, first, norms, diagonal = min(noise.bands, steps), None, [], []
+    x, product, alike = np.random.default_rng(0).normal(size=steps), np.zeros(steps), True
+    for begin in range(bands):
+        ones = np.zeros((steps, 1))
+        ones[begin::bands] = 1.0
+        entries = noise.whiten(ones)[begin:, 0]
+        first = entries[:bands] if first is None else first
+        alike &= np.allclose(entries, np.resize(first, entries.size), rtol=1e-6, atol=1e-12)
+        starts = np.arange(0, entries.size, bands)
+        norms.append(np.sqrt(np.add.reduceat(np.square(entries), starts).max()))
+        diagonal.append(np.abs(entries[starts]).min())
+        product[begin:] += entries * np.repeat(x[begin::bands], bands)[: entries.size]
+    banded = np.allclose(noise.whiten(x[:, None])[:, 0], product, rtol=1e-6, atol=1e-9)
+    return _Columns(float(max(norms)), float(min(diagonal)), alike, banded)
 
 
 def spread_places(size: int, most: int) -> np.ndarray:

@@ -104,8 +104,9 @@ def flow_checks(
 
 def _reader(mechanism: Mechanism) -> Reader:
     noise = mechanism.noise
-    alike = noise.bands == 1 or isinstance(noise, BandedToeplitz)
-    return Reader(frozenset({KEY, STEP} if alike else {KEY}))
+    if noise.bands == 1:  # kept noise could count the steps
+        return Reader(frozenset({KEY, STEP, KEPT}))
+    return Reader(frozenset({KEY, STEP} if isinstance(noise, BandedToeplitz) else {KEY}))
 
 
 def _flush(

@@ -32,6 +32,9 @@ from dpsgd.audit.conformance import (
 )
 from dpsgd.audit.laws import law_checks
 from dpsgd.audit.prices import GROWTH, PRICE, price_check
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.runtime.expected import ExpectedNoise
+from dpsgd.core.gaussian import add_gaussian_noise
 from dpsgd.engine.queries import Refinement
 from dpsgd.gradients.rules import PerLayerClipping
 from dpsgd.noise import registry
@@ -281,6 +284,46 @@ def test_a_fainter_noise_than_stated_is_refused():
     noise = faulty(Independent, add=faint)()
     with pytest.raises(AssertionError, match="a step releases what the definition"):
         check_noise(noise, sampler=Deterministic(96, 8, 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fading(Independent):
+    """Noise of two bands that is ten times less from a step on, by its own count or its matrix."""
+
+    counts: bool
+    last: int = 20
+
+    @property
+    def bands(self):
+        return 2
+
+    def init(self, like):
+        return jnp.int32(0)
+
+    def add(self, total, state, key, step, scales):
+        zeros, b = jax.tree.map(jnp.zeros_like, total), scales.expected_batch_size
+        noise = add_gaussian_noise(zeros, key, step, scales.noise_stddev)
+        share = jnp.where((state if self.counts else step) < self.last, 1.0, 0.1)
+        return jax.tree.map(lambda s, n: (s + share * n) / b, total, noise), state + 1
+
+    def whiten(self, noises):
+        late = np.arange(len(noises))[:, None] >= self.last
+        return noises * np.where(late & (not self.counts), 10.0, 1.0)
+
+
+@pytest.mark.long
+def test_noise_that_fades_by_its_own_count_of_steps_is_refused():
+    with pytest.raises(AssertionError, match="blocks use the keys, scales and steps"):
+        check_noise(Fading(counts=True, last=90), steps=180, sampler=Deterministic(180, 2, 2))
+
+
+def test_a_noise_matrix_with_a_long_column_at_any_step_is_refused():
+    noise, sampler = Fading(counts=False, last=300), Deterministic(320, 2, 2)
+    mechanism = Mechanism(sampler, 1.0, 1.0, noise)
+    algorithm = dpsgd(lambda w, x: w * x, optax.sgd(0.1))
+    rows = np.ones(320, np.float32)
+    probe = Probe(algorithm, mechanism, algorithm.init(jnp.zeros(()), mechanism), rows)
+    assert not ExpectedNoise(probe).matrix_check().passed
 
 
 def test_noise_of_too_many_bands_is_refused_at_any_price():

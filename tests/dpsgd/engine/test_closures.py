@@ -1,4 +1,4 @@
-"""A part that holds rows, or an optimizer that calls the host, is refused before every run."""
+"""A part that holds rows, or calls the host, is refused before every run."""
 
 import functools
 import re
@@ -171,11 +171,11 @@ def moved_by_rows(algorithm, held=ROWS):
     return algorithm._replace(update=update)
 
 
-SOUND = dpsgd(sound_loss, optax.sgd(0.1))
+SOUND_ALGORITHM = dpsgd(sound_loss, optax.sgd(0.1))
 PARTS = {
     "the clipping rule": dpsgd(sound_loss, optax.sgd(0.1), clipping=FieldRule()),
-    "the clipped sum": scaled_by_rows(SOUND),
-    "the update": moved_by_rows(SOUND),
+    "the clipped sum": scaled_by_rows(SOUND_ALGORITHM),
+    "the update": moved_by_rows(SOUND_ALGORITHM),
 }
 
 
@@ -257,6 +257,18 @@ def test_an_optimizer_that_calls_the_host_is_refused(kind, where):
     }[where]
     with pytest.raises(ValueError, match=r"the optimizer uses \w+ at .*the host or foreign code"):
         trained(optimizer=calling)
+
+
+@pytest.mark.parametrize("part", ["update", "clipped_sum"])
+def test_own_sums_and_updates_that_call_the_host_are_refused(part):
+    sound = getattr(SOUND_ALGORITHM, part)
+
+    def calling(*of, **how):
+        first, second = sound(*of, **how)
+        return jax.tree.map(HOST["pure_callback"], first), second
+
+    with pytest.raises(ValueError, match="uses pure_callback"):
+        train(SOUND_ALGORITHM._replace(**{part: calling}), MECHANISM, PARAMS, ROWS)
 
 
 @dataclass(frozen=True)

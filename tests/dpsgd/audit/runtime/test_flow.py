@@ -237,6 +237,24 @@ class Given(BandedToeplitz):
 
 
 @dataclass(frozen=True)
+class Counting(Own):
+    """The same `+`, of noise of one band that ends when its state has counted to 500."""
+
+    @property
+    def bands(self):
+        return 1
+
+    def init(self, like):
+        return jnp.int32(0)
+
+    def add(self, total, state, key, step, scales):
+        zeros, b = jax.tree.map(jnp.zeros_like, total), scales.expected_batch_size
+        noise = add_gaussian_noise(zeros, key, step, scales.noise_stddev)
+        mean = jax.tree.map(lambda s, n: (s + n * (state < 500)) / b, total, noise)
+        return mean, state + 1
+
+
+@dataclass(frozen=True)
 class OwnWrong(Own):
     """The same `+`, of a noise that rows switch off."""
 
@@ -452,6 +470,7 @@ PLANTED = {
         {**BANDED, "noise": Given((1, 0.5), "key")},
         "depends on no fresh draw and the noise key",
     ),
+    "noise that counts its own steps": ({"noise": Counting()}, ROWS_IN_W),
     "own noise of rows": ({**BANDED, "noise": OwnWrong()}, ROWS_IN_W),
     "noise of another generator": ({"noise": Drawn()}, "depends on private rows and the noise key"),
     **{
