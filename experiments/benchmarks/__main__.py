@@ -14,7 +14,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def cases_of(area: str) -> list[Case]:
 
 
 def parser_of(area: str) -> argparse.ArgumentParser:
-    """Returns an area's option parser, with its cases' settings."""
+    """Returns an area's option parser."""
     cases = cases_of(area)
     listed = (
         f"  {case.name:32} about {case.seconds:.0f} s{', only by -k' * case.opt_in}"
@@ -55,22 +55,7 @@ def parser_of(area: str) -> argparse.ArgumentParser:
         "-k", dest="names", action="extend", nargs="+", metavar="NAME",
         help="only cases whose names contain NAME, in which * matches anything",
     )  # fmt: skip
-    for name, value in {k: v for case in cases for k, v in case.setting.items()}.items():
-        if isinstance(value, int | str) and not isinstance(value, bool):
-            kind: Callable[[str], Any] = str if isinstance(value, str) else parse_count
-            parser.add_argument(_option(name), type=kind, metavar="VALUE")
     return parser
-
-
-def parse_count(text: str) -> int:
-    """Returns an integer of at least 1."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return int(text)
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def chosen(cases: Sequence[Case], names: Iterable[str] | None, quick: bool) -> list[Case]:
@@ -101,7 +86,7 @@ def chosen(cases: Sequence[Case], names: Iterable[str] | None, quick: bool) -> l
     return [case for case in offered if case in chosen_cases]
 
 
-def measured(case: Case, quick: bool = False, until: float = math.inf, **changes: Any) -> Any:
+def measured(case: Case, quick: bool = False, until: float = math.inf) -> Any:
     """Measures a case, prints its figures, and returns its record.
 
     An error ends only this case, and is recorded in one line.
@@ -110,11 +95,9 @@ def measured(case: Case, quick: bool = False, until: float = math.inf, **changes
       case: Case to measure.
       quick: Whether to use its quick setting, without bars of speed.
       until: Latest `time.monotonic` at which the case may end by its estimate.
-      **changes: Settings in place of the case's.
     """
-    setting = {**case.setting, **((case.quick or {}) if quick else {}), **changes}
+    setting = {**case.setting, **((case.quick or {}) if quick else {})}
     words = ["scripts/bench", case.area, "-k", case.name, *(["--quick"] if quick else [])]
-    words += [word for name, value in changes.items() for word in (_option(name), str(value))]
     entry: dict[str, Any] = {
         "area": case.area, "name": case.name, "command": shlex.join(words), "setting": setting,
         "status": "done", "rows": [],
@@ -169,27 +152,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     first.add_argument("area", choices=AREAS)
     area = first.parse_args(argv[:1]).area
     parser = parser_of(area)
-    options = vars(parser.parse_args(argv[1:]))
-    file, quick, minutes = (options.pop(name) for name in ("json", "quick", "minutes"))
-    if not minutes > 0:
+    options = parser.parse_args(argv[1:])
+    if not options.minutes > 0:
         parser.error("--minutes must be greater than 0")
     try:
-        cases = chosen(cases_of(area), options.pop("names"), quick)
+        cases = chosen(cases_of(area), options.names, options.quick)
     except ValueError as error:
         parser.error(str(error))
-    changes = {name: value for name, value in options.items() if value is not None}
-    for name in changes:
-        if not any(name in case.setting for case in cases):
-            parser.error(f"{_option(name)} applies to none of the chosen cases")
-    entries, until = [], time.monotonic() + 60 * minutes
+    entries, until = [], time.monotonic() + 60 * options.minutes
     for case in cases:
         print(f"{case.name} ...", file=sys.stderr, flush=True)
-        own_changes = {name: value for name, value in changes.items() if name in case.setting}
-        entries.append(measured(case, quick, until, **own_changes))
+        entries.append(measured(case, options.quick, until))
         gc.collect()  # memory of this case must not be missing in the next
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a") as lines:
+        if options.json is not None:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            with options.json.open("a") as lines:
                 lines.write(json.dumps(entries[-1] | {"environment": hardware()}) + "\n")
     return exit_status(entries)
 

@@ -163,7 +163,7 @@ for size, model, tables, most_kernels in (
     add(
         "gpu_program", f"block, size {size}, {tables}", "gpu_program.block",
         setting={
-            **model, "tables": tables, "batch_size": 1024, "most_kernels": most_kernels, "keep": "",
+            **model, "tables": tables, "batch_size": 1024, "most_kernels": most_kernels,
         },
     )  # fmt: skip
 
@@ -210,11 +210,6 @@ for runner in ("here", "beam"):
         "scale", "beam, batches", "data.batches", of={"way": runner},
         setting={"rows": 1_000_000}, quick={"rows": 2_000},
     )  # fmt: skip
-for format in ("criteo-display", "criteo-search", "tsv", "parquet"):
-    add(
-        "ingest", "store", "data.stores", of={"format": format},
-        setting={"way": "here", "rows": 500_000}, quick={"rows": 20_000},
-    )  # fmt: skip
 
 for model, batch_size in itertools.product(
     ("linear", "small", "wide-and-deep", "large"), (1024, 8192)
@@ -240,5 +235,4 @@ for bins, epochs in itertools.product((100, 1_000, 10_000), (1, 10, 100)):
         "accounting", "advantage", "accounting.advantage", of={"bins": bins, "epochs": epochs},
         seconds=5, quick={} if bins * epochs == 100 else None,
     )  # fmt: skip
-add("accounting", "hard", "accounting.hard", opt_in=True, seconds=600)
 add("size", "size", "size.size", quick={}, seconds=5)

@@ -15,15 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
-
 import samplers
 from dpsgd.engine.batch_files import Draw, draw_here, write_manifest
 from dpsgd.engine.blocks import in_background, plan_blocks
 from experiments.benchmarks.case import Figure, Spent, alone, figure, figure_at, require
-from experiments.tasks.clicks.formats import table_format, table_schema
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.splits import Columns
@@ -45,7 +40,7 @@ def stores(format: str, way: str, rows: int) -> Iterator[Figure]:
     """Measures the preparation of a store of generated rows.
 
     Args:
-      format: A Criteo format, or "tsv" or "parquet" for the display ads as a table.
+      format: Name of a Criteo format.
       way: "here", or "beam" for Beam's local runner.
       rows: Number of rows; rates below `ENOUGH` rows have no bar.
     """
@@ -74,28 +69,12 @@ def _store(files: list[Path], out: Path, format: Any, way: str) -> None:
 
 
 def _raw(folder: Path, format: str, rows: int) -> tuple[list[Path], Any]:
-    """Writes raw files with `rows` rows together; returns them and their format."""
+    """Writes two raw files with `rows` rows together; returns them and their format."""
     folder.mkdir()
-    log = synthetic.LOGS.get(format, synthetic.DISPLAY)
-    if format in synthetic.LOGS:
-        files = [folder / f"{number}.txt" for number in range(2)]
-        for seed, file in enumerate(files):
-            synthetic.write_raw(file, rows // 2, seed=seed, log=log)
-        return files, log.format
-    schema, tsv, parquet = log.format.schema, folder / "table.tsv", folder / "table.parquet"
-    synthetic.write_raw(tsv, rows, seed=0, log=log)
-    tsv.write_text("\t".join(log.format.layouts[0]) + "\n" + tsv.read_text())
-    if format == "parquet":
-        texts = dict.fromkeys(schema.categories, pa.string())
-        with pyarrow.csv.open_csv(
-            tsv,
-            parse_options=pyarrow.csv.ParseOptions(delimiter="\t"),
-            convert_options=pyarrow.csv.ConvertOptions(column_types=texts),
-        ) as batches:
-            pyarrow.parquet.write_table(batches.read_all(), parquet)
-        tsv.unlink()
-    named = table_schema("label", categories=schema.categories, numbers=schema.integers)
-    return [tsv if format == "tsv" else parquet], table_format(named)
+    log, files = synthetic.LOGS[format], [folder / f"{number}.txt" for number in range(2)]
+    for seed, file in enumerate(files):
+        synthetic.write_raw(file, rows // 2, seed=seed, log=log)
+    return files, log.format
 
 
 def batches(way: str, rows: int) -> Iterator[Figure]:

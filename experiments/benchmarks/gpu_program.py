@@ -218,7 +218,6 @@ def block(
     tables: str,
     most_kernels: int,
     batch_size: int = 1024,
-    keep: str = "",
 ) -> Iterator[Figure]:
     """Counts kernels, work of the host, and bytes of a click model's compiled block.
 
@@ -228,14 +227,11 @@ def block(
       tables: "dense" or "lazy".
       most_kernels: Bar of the kernels of a step.
       batch_size: Examples of a batch.
-      keep: File for the program's text; empty for none.
     """
     require("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
     model = clicks(table_rows, hidden)
     compiled, thunks = block_for_h100(model, batch_size, tables)
     text = compiled.as_text()
-    if keep:
-        Path(keep).write_text(text + thunks)
     largest = max(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.params)))
     num_kernels = sum(kernel.times for kernel in kernels(text, in_loop=True))
     moved, host = traffic(text, largest), host_work(thunks)
