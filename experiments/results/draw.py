@@ -32,7 +32,7 @@ from experiments.figures.drawing import (
     panels,
 )
 from experiments.results.points import collect
-from experiments.results.views import CERTIFIED, VOID, View, axis, written
+from experiments.results.views import CERTIFIED, VOID, View, axis, conditions_of, written
 
 DELTAS = tuple(10.0**-k for k in range(3, 11))
 """Values of delta at which the curve of epsilon is drawn."""
@@ -261,9 +261,9 @@ def curves(runs: Mapping[str, FinishedRun]) -> Figure:
         dot: dict[str, Any] = {"ls": "", "ms": 5, "color": color, "marker": marker}
         axes.plot(delta, record[CERTIFIED], label=label, **dot)
     records = [run.record for run in runs.values()]
-    terms = (f"{r['adjacency']} adjacency, unit: one {r['unit']}" for r in records)
+    terms = "; ".join(dict.fromkeys(map(conditions_of, records)))
     axes.set(xscale="log", yscale="log", xlabel="δ", ylabel="ε, certified upper end")
-    axes.set_title("; ".join(dict.fromkeys(terms)))
+    axes.set_title(textwrap.fill(terms, WIDTH))
     label_short(axes.yaxis)
     legend(axes)
     return figure

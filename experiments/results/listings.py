@@ -8,13 +8,13 @@ from typing import Any
 
 from accounting.profile import format_delta
 from dpsgd.runs import report
-from experiments.results.points import Cells, Headline
+from experiments.results.points import Cells
 from experiments.results.table import AXES, PRIVACY, Table
 from experiments.results.views import CERTIFIED, axis, terms_of, written
 
 Row = dict[str, Any]
-Columns = Mapping[str, Callable[[Row], str] | None]
-"""Text of a run in each column, by heading; None leaves a column out."""
+Columns = Mapping[str, Callable[[Row], str]]
+"""Text of a run in each column, by heading."""
 
 
 def listed(table: Table, columns: Columns) -> Cells:
@@ -22,10 +22,9 @@ def listed(table: Table, columns: Columns) -> Cells:
 
     Args:
       table: Table of runs.
-      columns: Function that prints each column, by heading; None leaves the column out.
+      columns: Function that prints each column, by heading.
     """
-    included = {name: show for name, show in columns.items() if show is not None}
-    return list(included), [[show(row) for show in included.values()] for row in table.rows]
+    return list(columns), [[show(row) for show in columns.values()] for row in table.rows]
 
 
 def cell(name: str, null: str = "", form: str = "") -> Callable[[Row], str]:
@@ -46,28 +45,6 @@ def cell(name: str, null: str = "", form: str = "") -> Callable[[Row], str]:
         return null if value is None else written(value, name)
 
     return show
-
-
-def glance(table: Table, headline: Headline) -> Cells:
-    """Returns runs as rows with epsilon and the headline metric.
-
-    Args:
-      table: Table of runs.
-      headline: Metric to show.
-    """
-
-    def epsilon(row: Row) -> str:
-        return "no guarantee" if row[CERTIFIED] is None else f"≤ {report.guaranteed(row)}"
-
-    units = len(table.values("unit")) > 1
-    columns: Columns = {
-        "run": cell("run"),
-        "ε": epsilon,
-        headline.label: cell(headline.name),
-        "unit": (lambda row: f"one {row['unit']}") if units else None,
-        "sampler": cell("sampler"),
-    }
-    return listed(table, columns)
 
 
 def overview(table: Table, columns: Sequence[str]) -> Cells:
@@ -96,9 +73,10 @@ def overview(table: Table, columns: Sequence[str]) -> Cells:
 
 
 def caption(table: Table) -> str:
-    """Returns a line that explains the numbers of `overview`."""
-    terms = "; ".join(sorted({terms_of(row) for row in table.rows}))
-    return f"ε: certified intervals of single runs, the upper end proved ({terms})"
+    """Returns a line that explains the epsilons of `overview`; empty without one."""
+    terms = sorted({terms_of(row) for row in table.rows if row[CERTIFIED] is not None})
+    start = "ε: certified intervals of single runs, the upper end proved"
+    return f"{start} ({'; '.join(terms)})" if terms else ""
 
 
 def by_task(table: Table) -> list[Table]:

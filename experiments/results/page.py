@@ -145,7 +145,7 @@ def _groups(
                 "task": task_table.rows[0]["task"] or "without a name",
                 "table": task_table,
                 "headline": chosen,
-                "others": chosen.beside(measured)[1:],
+                "metrics": chosen.beside(measured),
                 "diverged": task_table.diverged,
                 "figure": name,
                 "bars": any(widths),

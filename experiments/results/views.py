@@ -313,13 +313,15 @@ class View:
 
 
 def terms_of(row: Row) -> str:
-    """Returns the terms and conditions of a run's epsilon."""
-    delta = format_delta(row["delta"])
+    """Returns delta, and the conditions of a run's epsilon."""
+    return f"delta {format_delta(row['delta'])}, {conditions_of(row)}"
+
+
+def conditions_of(row: Row) -> str:
+    """Returns the conditions of a run's epsilon at any delta."""
     warm = ", for rows that did not train the initial model" * (WARM_START in (row["notes"] or ()))
     interrupted = f", {IF_INDEPENDENT}" * (IF_INDEPENDENT in (row["guarantee"] or ""))
-    return (
-        f"delta {delta}, {row['adjacency']} adjacency, unit: one {row['unit']}{warm}{interrupted}"
-    )
+    return f"{row['adjacency']} adjacency, unit: one {row['unit']}{warm}{interrupted}"
 
 
 def _privacy(row: Row) -> str:

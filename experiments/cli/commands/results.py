@@ -159,7 +159,8 @@ def results(config: questions.Results) -> None:
             for task_table in listings.by_task(table):
                 headline = task_table.headline(config.y, config.better)
                 console.table(*listings.overview(task_table, [headline.name, *config.columns]))
-                console.line(listings.caption(task_table))
+                if caption := listings.caption(task_table):
+                    console.line(caption)
         else:
             is_setting = config.y in table.frame.columns and config.y not in table.metrics
             chosen = Headline if is_setting else table.headline

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpsgd import Mechanism, RunSpec
+from dpsgd.core.cost import WARM_START
 from dpsgd.runs.history import History
 from dpsgd.runs.result import FinishedRun
 from experiments.results import draw as drawn
@@ -156,10 +157,16 @@ class Run(FinishedRun):
     mechanism = property(lambda self: self.record["mechanism"])
 
 
-def made(name, sigma=5.0, unit="example"):
+def made(name, sigma=5.0, unit="example", notes=()):
     mechanism = Mechanism(Deterministic(1000, 100, 1), sigma, 1.0)  # whose profile is the cheapest
     record = {"sampler": "deterministic", "mechanism": mechanism, "epsilon_upper": 1.0}
-    record |= {"adjacency": "zero-out", "unit": unit, "delta": 1e-3}
+    record |= {
+        "adjacency": "zero-out",
+        "unit": unit,
+        "delta": 1e-3,
+        "guarantee": "",
+        "notes": notes,
+    }
     spec = RunSpec.of(Poisson(1000, 100, 1), noise_multiplier=1.0)
     return Run(Path(name), {}, spec, record, History())
 
@@ -183,3 +190,10 @@ RUNS = {
 def test_every_curve_names_its_runs(runs, labels):
     [axes] = curves(runs).axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == labels
+
+
+def test_curves_of_warm_starts_say_whose_rows_are_covered():
+    [axes] = curves({"a": made("a", notes=[WARM_START])}).axes
+    assert "rows that did not train the initial model" in axes.get_title().replace("\n", " ")
+    [axes] = curves({"a": made("a")}).axes
+    assert "initial model" not in axes.get_title()

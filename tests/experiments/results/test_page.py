@@ -134,7 +134,7 @@ def test_the_page_needs_nothing_but_itself(page):
 
 def test_the_page_shows_guarantee_interval_and_command_per_run(runs, page, plain_page):
     text = page.markdown
-    assert text.count("zero-out adjacency, unit: one example") == 2
+    assert text.count("zero-out adjacency, unit: one example") == 3
     assert "NO GUARANTEE: no noise was added" in text
     assert MEANING in text
     (weak,) = re.findall(
@@ -153,9 +153,9 @@ def test_the_page_shows_guarantee_interval_and_command_per_run(runs, page, plain
 @pytest.mark.long
 def test_runs_are_compared_task_by_task(runs, clicked):
     page = page_of([*runs[1:], clicked])
-    glances = re.findall(r"^\| run \| ε \|.*$", page.markdown, re.MULTILINE)
-    assert ["test error" in line for line in glances] == [True, False]
-    assert ["test AUC" in line for line in glances] == [False, True]
+    headers = re.findall(r"^\| run \| sampler \|.*$", page.markdown, re.MULTILINE)
+    assert ["test error" in line for line in headers] == [True, False]
+    assert ["test AUC" in line for line in headers] == [False, True]
     assert "| test log loss | test normalised entropy | test pred/obs |" in page.markdown
     assert "### Task: tiny\\_task:Line" in page.markdown
     assert "### Task:" not in page_of(runs[2:]).markdown
@@ -163,15 +163,16 @@ def test_runs_are_compared_task_by_task(runs, clicked):
     assert "Not alike" not in page.markdown  # of tasks that differ by nature
 
 
-def test_at_a_glance_puts_epsilon_first_and_labels_each_cell(runs, page):
+def test_the_first_table_has_epsilons_with_terms_and_labels_each_cell(runs, page):
     glance = page.markdown.partition("## At a glance\n\n")[2]
-    header, _, *rows = glance.partition("\n\n")[0].splitlines()
-    assert header == "| run | ε | test error | sampler |"
-    assert [re.match(r"\| \w+ \| (≤ \d|no guarantee)", row) is not None for row in rows] == [
-        True
-    ] * 3
+    table, caption, *_ = glance.split("\n\n")
+    header, _, *rows = table.splitlines()
+    names = ["run", "sampler", "σ", "ε [lower, upper]", "δ", "test error", "seconds"]
+    assert header == f"| {' | '.join(names)} |"
+    assert [bool(re.search(r"\| (\[\d|none \|)", row)) for row in rows] == [True] * 3
+    assert "zero-out adjacency, unit: one example" in caption
     labels = re.findall(r'<td [^>]*data-label="([^"]*)"', document(page))
-    assert labels[:4] == ["run", "ε", "test error", "sampler"]
+    assert labels[: len(names)] == names
 
 
 @pytest.mark.short("shuffled and plain")
@@ -190,7 +191,7 @@ def test_a_figure_with_two_epsilons_explains_them_in_its_caption(runs, numbers, 
 @pytest.mark.long
 def test_another_metric_can_be_put_first(clicked):
     page = page_of([clicked], headline="validation_log_loss", better="lower")
-    assert "| run | ε | validation log loss |" in page.markdown
+    assert "| ε [lower, upper] | δ | validation log loss |" in page.markdown
     with pytest.raises(ValueError, match="unknown metric 'auc'; choose of validation_auc, "):
         page_of([clicked], headline="auc")
 
