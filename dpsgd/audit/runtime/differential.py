@@ -1,16 +1,15 @@
 """Compares releases of the compiled step with DP-SGD's definition.
 
-A release is the training executable's result for one synthetic batch. It must equal the sum of
-clipped gradients, plus the noise of key, step and coordinate, over the expected batch size. The
-gradients are computed one by one (`dpsgd.audit.reference_step`). If the audit cannot compute them,
-as for large tables, it measures the contribution of each example alone, which must not exceed C.
+A release is the training executable's result for one synthetic batch: the sum of clipped gradients,
+plus the noise of key, step and coordinate, over the expected batch size. Gradients are computed one
+by one; or, as for large tables, contributions of single examples are measured, at most C each.
 Bounds on the effect of rounding: docs/explanation/audit-of-steps.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +26,7 @@ STEP = "a step releases what the definition of DP-SGD does"
 ADDS_UP = "sums over different rows add up"
 UNCLIPPED = f"{ADDS_UP}, unclipped"
 ADJACENT = "sums over adjacent places add up"
+SPECIAL = "NaN and huge rows leave other rows as they are"
 
 _ABOVE = 2.0**-7, 2.0**-4, 0.6  # excess of norms over C
 _FEW = 3  # examples of a large model
@@ -60,14 +60,12 @@ class _Observed(NamedTuple):
     Attributes:
       total: Release times the expected batch size: float64[places].
       noise: Expected noise in standard deviations: float64[places].
-      leaf: Number of the leaf of each coordinate: int[places].
       length: Norm of the sum without noise, over all coordinates if the noise is negligible, else
         over the compared ones; NaN for batches of several examples.
     """
 
     total: np.ndarray
     noise: np.ndarray
-    leaf: np.ndarray
     length: float
 
 
@@ -78,14 +76,23 @@ def step_checks(probe: Probe) -> list[CheckResult]:
     if expected.singular:
         return checks
     steps = _Steps(_Releases(probe, expected))
-    checks += [steps.check(), _additivity_check(probe, quiet(probe.mechanism), ADDS_UP)]
+    silent, count = quiet(probe.mechanism), min(probe.units, probe.places)
+    different = np.array_split(np.arange(count), 2)
+    checks += [steps.check(), _additivity_check(probe, silent, ADDS_UP, different)]
     if steps.largest > 0:
         raised = quiet(probe.mechanism, 8 * steps.largest)
-        checks.append(_additivity_check(probe, raised, UNCLIPPED))
-    if not steps.large:
-        half = min(probe.places, _ADJACENT) // 2
-        end_places = np.union1d(np.arange(half), np.arange(probe.places - half, probe.places))
-        checks.append(_additivity_check(probe, quiet(probe.mechanism), ADJACENT, end_places))
+        checks.append(_additivity_check(probe, raised, UNCLIPPED, different))
+    if steps.large:
+        return checks
+    half = min(probe.places, _ADJACENT) // 2
+    ends = np.union1d(np.arange(half), np.arange(probe.places - half, probe.places))
+    turns = np.arange(ends.size) % probe.units
+    by_turns = [(x[::2], x[1::2]) for x in (turns, ends)]
+    checks.append(_additivity_check(probe, silent, ADJACENT, *by_turns))
+    if probe.nan is not None:
+        special = np.array([probe.nan, *probe.huge])[: probe.places // 2]
+        ordinary = np.arange(min(probe.units, probe.places - special.size))
+        checks.append(_additivity_check(probe, silent, SPECIAL, (ordinary, special)))
     return checks
 
 
@@ -96,6 +103,7 @@ class _Releases:
       probe: Probe of the program.
       expected: Noise that the program must add.
       places: Compared flat indices into each leaf of a release.
+      leaf: Index of the leaf of each coordinate: int[places].
       cast: Relative error of the cast of each coordinate: float64[places].
     """
 
@@ -103,8 +111,8 @@ class _Releases:
         self.probe, self.expected, total = probe, expected, max(1, sum(probe.sizes))
         counts = [x if total <= _PLACES else max(256, _PLACES * x // total) for x in probe.sizes]
         self.places = [spread_places(*pair) for pair in zip(probe.sizes, counts, strict=True)]
-        self._leaf = np.repeat(np.arange(len(counts)), [len(indices) for indices in self.places])
-        self.cast = np.array([cast_error(dtype) for dtype in probe.dtypes])[self._leaf]
+        self.leaf = np.repeat(np.arange(len(counts)), [len(indices) for indices in self.places])
+        self.cast = np.array([cast_error(dtype) for dtype in probe.dtypes])[self.leaf]
         self._known: dict[tuple[int, int], np.ndarray] = {}
 
     def observe(self, look: _Look) -> _Observed:
@@ -120,7 +128,7 @@ class _Releases:
             is_loud = stddev * math.sqrt(sum(self.probe.sizes)) > 2.0**-20
             silent = total - stddev * mechanism.l2_clip_norm * noise
             length = float(np.linalg.norm(silent)) if is_loud else norm((1, release)) * b
-        return _Observed(total, noise, self._leaf, length)
+        return _Observed(total, noise, length)
 
     def _noise(self, look: _Look, release: Release) -> np.ndarray:
         """Returns the noise of the compared coordinates, in standard deviations."""
@@ -137,7 +145,7 @@ class _Releases:
             width = math.prod(probe.shapes[k][1:])
             read = np.any(release[k].reshape(-1, width), axis=1)[self.places[k] // width]
             noise = noise.copy()
-            noise[self._leaf == k] *= read
+            noise[self.leaf == k] *= read
         return noise
 
 
@@ -181,13 +189,11 @@ class _Steps:
             count += 1
         note = f"; gradients were measured, as {self._why_measured}" if self._why_measured else ""
         numbers = f"{self._releases.cast.size:,} numbers"
-        if not self._steady.size:
+        if not (count and self._steady.size):
             why = "no example adds to the sum at these parameters, so only noise was compared"
-            return CheckResult.skipped(STEP, why)
+            return CheckResult.skipped(STEP, why if count else "the noise is not known")
         detail = f"{count} releases of {self._steady.size} examples, {numbers}"
         return CheckResult(STEP, True, detail + note)
-
-    # Which releases.
 
     def _looks(self) -> Iterator[_Look]:
         """Yields the releases that are compared."""
@@ -210,11 +216,9 @@ class _Steps:
         first = self._parts(low)[0]
         for name, group in {"half a batch": first[::2], "one example": first[-1:]}.items():
             yield _Look(f"{name}, {words}", full[group], low, group, padding)
-        special = {"NaN": [] if nan is None else [nan], "huge": list(self._probe.huge)}
-        for name, numbers in special.items():
-            if numbers:
-                members = np.append(numbers, full[:1])[: self._every.size]
-                yield _Look(f"{name} examples", members, quiet(base), self._every[: members.size])
+        special = [] if nan is None else [nan, *self._probe.huge]
+        for number in special[: 2 if self.large else None]:
+            yield _Look("a NaN or huge example", np.array([number]), quiet(base), self._every[:1])
         if self._poison is not None:  # in the first place it was above
             members = np.append(full[:1], np.full(self._every.size - 1, nan))
             yield _Look("NaN but in the first place", members, quiet(base), self._every)
@@ -224,11 +228,7 @@ class _Steps:
             yield _Look(f"a norm {excess:.2g} above C", longest, mechanism, self._every[:1])
 
     def _steps(self) -> list[int]:
-        """Returns the compared steps whose noise is known.
-
-        The first, the last, and both sides of a power of two: some of them set each bit of a
-          number.
-        """
+        """Returns steps of known noise: both ends of the run, and both sides of a power of two."""
         num_steps, first = self._probe.mechanism.sampler.num_steps, self._probe.first_step
         top = 2 ** max(0, (num_steps - 1).bit_length() - 1)
         steps = sorted({first, top - 1, min(top, num_steps - 1), num_steps - 1})
@@ -260,8 +260,6 @@ class _Steps:
         ordered = np.concatenate([all_places[:1], all_places[-1:], all_places[1:-1]])
         return [np.sort(ordered[k : k + size]) for k in range(0, all_places.size, size)]
 
-    # What they must be.
-
     def _counts(self, members: np.ndarray) -> np.ndarray:
         """Returns the multiplicity of each of `_numbers` in a batch: float64[examples]."""
         return np.equal(np.asarray(members)[:, None], self._numbers).sum(axis=0, dtype=np.float64)
@@ -290,7 +288,7 @@ class _Steps:
         room = stddev * allowed + cast * (np.abs(want) + error) + 2.0**-20 * np.abs(total)
         bad = ~(apart <= error + room)
         if bad.any():
-            leaf, noise = int(observed.leaf[np.argmax(bad)]), observed.noise
+            leaf, noise = int(self._releases.leaf[np.argmax(bad)]), observed.noise
             with np.errstate(invalid="ignore"):
                 gain = np.vdot(observed.total - total, noise) / max(stddev * noise @ noise, 1e-300)
             return (
@@ -308,7 +306,7 @@ class _Measured:
 
     Attributes:
       norms: Norms of the gradients, float64[examples]; NaN for an example that adds nothing, and
-        the norm of the contribution at C where every tested clip norm clips the gradient.
+        that of the contribution at C if every tested clip norm clips it.
       steady: bool[examples], True for examples that add something.
       fault: Description of a contribution above C; empty if none.
     """
@@ -357,42 +355,43 @@ class _Measured:
 
 
 def _additivity_check(
-    probe: Probe, mechanism: Mechanism, name: str, adjacent: np.ndarray | None = None
+    probe: Probe,
+    mechanism: Mechanism,
+    name: str,
+    parts: Sequence[np.ndarray],
+    places: Sequence[np.ndarray] | None = None,
 ) -> CheckResult:
     """Checks that sums over disjoint parts of a batch add up.
 
-    S(A) + S(B) = S(A and B): the contribution of a row depends on no other rows. By default all
-    rows differ, and so do the table rows that they look up. Each row has the same place in all
-    releases.
+    S(A) + S(B) = S(A and B): the contribution of a row depends on no other rows. Each row has the
+    same place in all releases.
 
     Args:
       probe: Probe of the program.
       mechanism: Scales of the releases.
       name: Name of the check.
-      adjacent: Places to use, alternately for A and B; by default random ones, one for each row.
+      parts: Examples of A and of B.
+      places: Places of A and of B in the batch; by default random ones.
     """
-    count = min(probe.units, probe.places) if adjacent is None else adjacent.size
-    if count < 2:
-        return CheckResult.skipped(name, "a batch has a single row")
+    count = sum(map(len, parts))
+    if min(map(len, parts)) == 0:
+        return CheckResult.skipped(name, "a batch has too few rows")
+    if places is None:
+        shuffled = np.random.default_rng(1).permutation(probe.places)[:count]
+        places = np.split(shuffled, [len(parts[0])])
     clip, b = mechanism.l2_clip_norm, mechanism.sampler.expected_batch_size
-    positions, numbers = adjacent, np.arange(count)
-    halves = [numbers[::2], numbers[1::2]]
-    if positions is None:
-        positions = np.random.default_rng(1).permutation(probe.places)[:count]
-        halves = np.array_split(numbers, 2)
     noise = mechanism.noise_multiplier * clip * (2 * math.sqrt(sum(probe.sizes)) + 6)  # at most
-    first, second = (
-        probe.release(half % probe.units, mechanism, at=positions[half]) for half in halves
-    )
+    pairs = zip(parts, places, strict=True)
+    first, second = (probe.release(part, mechanism, at=at) for part, at in pairs)
     sizes = [norm((1, x)) * b for x in (first, second)]
     added = [first.pop(0) + second.pop(0) for _ in range(len(first))]
-    combined = probe.release(numbers % probe.units, mechanism, at=positions)
+    combined = probe.release(np.concatenate(parts), mechanism, at=np.concatenate(places))
     off = norm((1, combined), (-1, added)) * b
     unit = 4 * UNIT + max(cast_error(dtype) for dtype in probe.dtypes)
     slack = 4 * unit * (count * clip + noise) + 2 * count**2 * UNIT * clip + 2 * noise
     if 2 * noise > clip / 4:  # the noise multiplier cannot be made small
         return CheckResult.skipped(name, f"noise hides differences up to {2 * noise:.3g}")
-    allowed = max(map(len, halves)) * clip * (1 + 1e-3) + slack
+    allowed = max(map(len, parts)) * clip * (1 + 1e-3) + slack
     if max(sizes) > allowed:
         return CheckResult(name, False, f"rows contribute {max(sizes):.6g}, {allowed:.6g} allowed")
     return CheckResult(name, off <= slack, f"off by {off:.3g}, {slack:.3g} allowed")

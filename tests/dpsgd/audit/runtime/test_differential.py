@@ -124,6 +124,12 @@ BUGS = {
     "NaN is looked for in all places but one": lambda b: nan_at(b, b.place == b.size // 3),
     "NaN is looked for in the first place alone": lambda b: nan_at(b, b.place > 0),
     "a norm that overflows clips nothing": overflowing,
+    "a huge row halves the others": lambda b: b.times(
+        1 - 0.5 * jnp.any(b.real & (b.norm > 1e9 * b.clip)) * (b.norm < 1e9 * b.clip)
+    ),
+    "huge rows are clipped to 1.02 C": lambda b: b.rows(
+        b.clip * (1 + 0.02 * (b.norm > 1e9 * b.clip))
+    ),
 }
 """What rows add to a sum, where it is not sound."""
 
