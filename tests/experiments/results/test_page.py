@@ -163,7 +163,7 @@ def test_runs_are_compared_task_by_task(runs, clicked):
     assert "Not alike" not in page.markdown  # of tasks that differ by nature
 
 
-def test_the_first_table_has_epsilons_with_terms_and_labels_each_cell(runs, page):
+def test_the_first_table_states_terms_and_labels_each_cell(runs, page):
     glance = page.markdown.partition("## At a glance\n\n")[2]
     table, caption, *_ = glance.split("\n\n")
     header, _, *rows = table.splitlines()
