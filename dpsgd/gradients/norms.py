@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -84,12 +84,16 @@ def norm(squares: Sequence[Array]) -> Norm:
     >>> (row_norms.scale * row_norms.length).tolist()
     [5.0, 0.0]
     """
-    with float64():
-        square = functools.reduce(operator.add, squares)
+
+    def norm_of_square(square: Array) -> Norm:
+        """Returns the root, as a product."""
         scale = magnitudes(square)
         length = jnp.sqrt(square) / lax.convert_element_type(scale, jnp.float64)
-    # Once: compilers would compute them anew for every sum that reads them.
-    return Norm(*shared((scale, length.astype(jnp.float32))))
+        return Norm(scale, length.astype(jnp.float32))
+
+    # Once: compilers would compute it anew for every sum that reads it.
+    with float64():
+        return once(norm_of_square, functools.reduce(operator.add, squares))
 
 
 def magnitudes(squares: Array) -> Array:
@@ -177,11 +181,14 @@ def select(factor: ClipFactor, x: Array) -> Array:
     return jnp.where(_rows(factor.keep, x), x.astype(jnp.float32), 0.0)
 
 
-def shared(tree: T) -> T:
-    """Returns arrays with narrow floats widened to float32, computed once.
+def once(function: Callable[..., T], *arguments: Any) -> T:
+    """Returns a function's result, computed once, with narrow floats widened to float32.
 
-    Norm and sum read the same values: the barrier prevents a second computation, and the reduced
-    precision stays even if a compiler drops a pair of conversions for one reader.
+    Norm and sum read the same values: compilers would compute them anew for each reader, with other
+    products fused into additions, and where terms cancel, the results have nothing in common. On
+    CPUs, whose compiler drops barriers before it fuses, the function is a branch that is always
+    taken. The reduced precision stays even if a compiler drops a pair of conversions for one
+    reader.
     """
 
     def exact(x: Array) -> Array:
@@ -191,33 +198,17 @@ def shared(tree: T) -> T:
         # At all 8 bits of the exponent: with fewer, subnormal float16 numbers would become 0.
         return lax.reduce_precision(x.astype(jnp.float32), 8, jnp.finfo(x.dtype).nmant)
 
-    if not jax.tree.leaves(tree):
-        return tree
-    stored = lax.platform_dependent(tree, cpu=_stored, default=_behind_barriers)
-    return jax.tree.map(exact, stored)
+    def zeros(*arguments: Any) -> T:
+        """Returns the result of the other branch."""
+        shapes = jax.eval_shape(function, *arguments)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-
-def _behind_barriers(tree: T) -> T:
-    """Returns arrays behind a barrier each: one for all would split more kernels of a GPU."""
-    return jax.tree.map(lax.optimization_barrier, tree)
-
-
-def _stored(tree: T) -> T:
-    """Returns arrays out of a loop of one round, across whose border XLA fuses nothing.
-
-    XLA's compiler for CPUs drops barriers before it fuses. Each reader would compute a value anew,
-    with other products fused into additions: where terms cancel, their results have nothing in
-    common.
-    """
-
-    def add_zero(zero: Array, tree: T) -> T:
-        """Adds 0 to numbers: XLA would lead arrays that a loop leaves alone around it."""
-        return jax.tree.map(
-            lambda x: x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.number) else x, tree
-        )
-
-    rounds = lax.optimization_barrier(jnp.uint32(1))
-    return lax.fori_loop(jnp.uint32(0), rounds, add_zero, tree)
+    certain = lax.platform_dependent(
+        cpu=lambda: lax.optimization_barrier(jnp.bool_(True)), default=lambda: jnp.bool_(True)
+    )
+    stored = lax.cond(certain, function, zeros, *arguments)
+    # A barrier each: one for all would split more kernels of a GPU.
+    return jax.tree.map(exact, jax.tree.map(lax.optimization_barrier, stored))
 
 
 def _rows(v: Array, x: Array) -> Array:

@@ -323,8 +323,9 @@ class LazyRows:
         declared = declared_rows(self.loss_fn)
         assert declared is not None
         example = shapes_of_rows(view.batch)
-        places = jax.vmap(traced_places(declared, self.loss_fn, shapes, example))(examples)
-        return norms.shared(dict(places))  # once: rounded anew, a float could lead to another row
+        mapped = jax.vmap(traced_places(declared, self.loss_fn, shapes, example))
+        # Once: rounded anew, a float could lead to another row.
+        return norms.once(lambda examples: dict(mapped(examples)), examples)
 
     def update(
         self, state: TrainState, total: PyTree, viewed: Viewed, context: Context

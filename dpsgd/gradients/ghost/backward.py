@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -63,14 +64,14 @@ def gradients(
     ]
     losses, operands, trained, cotangents = _differentiated(loss_fn, taps, routes, leaves, batch)
     formed, terms_by_leaf = dict(trained), {}
-    computed: dict[int, Array] = {}
     for k, (route, leaf) in enumerate(zip(routes, leaves, strict=True)):
         if route.kind == "entries":
-            entries = formed if _is_cotangent(taps.uses[k], leaf.size) else computed
-            entries[k] = _entries(taps.uses[k], leaf.shape, operands, cotangents)
+            form = functools.partial(_entries, taps.uses[k], leaf.shape)
+            alone = _is_cotangent(taps.uses[k], leaf.size)
+            read = {u.path: (operands[u.path], cotangents[u.path]) for u in taps.uses[k]}
+            formed[k] = form(read) if alone else norms.once(form, read)
         elif route.kind not in ("frozen", "unused", "vmap"):
             terms_by_leaf[k] = parts_of(route, taps.uses[k], operands, cotangents)
-    formed |= norms.shared(computed)
     terms = _Terms(taps, routes, terms_by_leaf, operands, cotangents)
     packs, joined, group_norms = [], [], []
     for number, group in enumerate(groups):
@@ -149,10 +150,9 @@ def _differentiated(
         example,
         foreign_calls=allows_foreign_calls(loss_fn),
     )
-    (losses, operands), (trained, cotangents) = jax.vmap(differentiated, in_axes=(None, None, 0))(
-        variables, leaves, batch
-    )
-    return losses, *norms.shared((operands, trained, cotangents))
+    mapped = jax.vmap(differentiated.__call__, in_axes=(None, None, 0))
+    (losses, operands), (trained, cotangents) = norms.once(mapped, variables, leaves, batch)
+    return losses, operands, trained, cotangents
 
 
 def _is_cotangent(uses: Sequence[Use], size: int) -> bool:
@@ -170,7 +170,9 @@ def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:
     return [[k] for k in alone] + packs({k: n for k, n in sizes.items() if k not in alone})
 
 
-def _entries(uses: Sequence[Use], shape: tuple[int, ...], others: Any, cotangents: Any) -> Array:
+def _entries(
+    uses: Sequence[Use], shape: tuple[int, ...], sides: Mapping[Any, tuple[Any, Array]]
+) -> Array:
     """Returns the gradient of each example, float32[B, *shape]."""
 
     def transpose_use(use: Use, operands: list[Array], g: Array) -> Array:
@@ -181,7 +183,7 @@ def _entries(uses: Sequence[Use], shape: tuple[int, ...], others: Any, cotangent
 
     gradients_by_use = [
         jax.vmap(lambda x, g, use=use: transpose_use(use, x, g))(
-            others[use.path], cotangents[use.path].astype(jnp.float32)
+            sides[use.path][0], sides[use.path][1].astype(jnp.float32)
         )
         for use in uses
     ]

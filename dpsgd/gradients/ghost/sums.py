@@ -68,11 +68,15 @@ def _scaled_sides(
     many C. So each example's activations are divided by a power of two A next to their norm, and
     its cotangents multiplied by A / M: in two steps, as the ratio may leave the float32 range.
     """
-    squares = norms.square_sums(patches, lead=3)
-    with norms.float64():
-        square = jnp.sum(squares, axis=(1, 2))
+
+    def norms_of(patches: Array) -> Array:
+        """Returns powers of two next to the norms of the examples' activations."""
+        squares = norms.square_sums(patches, lead=3)
+        with norms.float64():
+            return norms.magnitudes(jnp.sum(squares, axis=(1, 2)))
+
     # Once: of sums in another order, both sides could have powers a factor of 2 apart.
-    scale = norms.shared(norms.magnitudes(square))
+    scale = norms.once(norms_of, patches)
     with norms.float64():
         ratio = lax.convert_element_type(scale, jnp.float64) * factor.inverse_scale
         step = norms.magnitudes(ratio)  # next to its root
@@ -139,7 +143,7 @@ def _contract(subscripts: str, left: Array, right: Array, factor: norms.ClipFact
     # In two dimensions: compilers see that these are the cotangents themselves, and the squares
     # those of the norms, and keep no second copy.
     flat = right.reshape(math.prod(right.shape[:-1]), right.shape[-1])
-    scale = norms.shared(norms.magnitudes(norms.square_sums(flat)))[:, None]
+    scale = norms.once(lambda x: norms.magnitudes(norms.square_sums(x)), flat)[:, None]
     right = (flat * (1.0 / scale)).reshape(right.shape)
     # Large values are divided by M before they are multiplied, small values after. Beyond
     # 2^127 the left vector is zero.
