@@ -122,7 +122,7 @@ def train_blocks(
     noise_key, loss_key = keys_of(algorithm, keys)
     now: Any = layout.put_state(state if donate else copy_buffers(state))
     feed = layout.feed(mechanism.sampler, data, keys.sampling, batches)
-    blocks, steps_done = feed(int(now.step), flush_every), int(now.step)
+    blocks = feed(int(now.step), flush_every)
 
     def prepare() -> Iterator[tuple[range, BlockInputs, Any]]:
         """Yields each block's steps, inputs, and laws of a flush after it."""
@@ -136,7 +136,7 @@ def train_blocks(
         """Returns the latest state, all its pending noise drawn."""
         nonlocal now
         if now.pending:
-            due = laws.flush_arrays(steps_done) if due is None else due
+            due = laws.flush_arrays(int(now.step)) if due is None else due
             now = flush_noise(algorithm, (now, due, noise_key, scales), layout.placement)
         return now
 
@@ -152,7 +152,6 @@ def train_blocks(
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
             now, log, watched = programs[passes](now, inputs)
-            steps_done = steps.stop
             under_way.append(log)
             if due is not None:
                 flush(due)

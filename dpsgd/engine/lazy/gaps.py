@@ -6,7 +6,6 @@ Derivation: docs/explanation/deferred-noise-for-embedding-tables.md.
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -60,9 +59,11 @@ class GapLaw(NamedTuple):
         """Overwrites the laws at some indices."""
         self.transition[places], self.covariance[places] = laws
 
-    def copy(self) -> GapLaw:
-        """Returns a copy in new arrays."""
-        return GapLaw(self.transition.copy(), self.covariance.copy())
+    def followed(self, count: int, later: GapLaw) -> GapLaw:
+        """Returns these laws, the first `count` of them together with a `later` gap's."""
+        extended = self.select(np.s_[:count]).then(later)
+        pairs = zip(extended, self.select(np.s_[count:]), strict=True)
+        return GapLaw(*map(np.concatenate, pairs))
 
 
 SMALLEST, LARGEST = 1e-18, 1e15
@@ -145,16 +146,14 @@ class Gaps:
     [7.0, 4.0, 1.0]
     """
 
-    _block: int
-    _place: int
-    _multiples: GapLaw
-    _recent: GapLaw
-
     def __init__(self, optimizer: LinearSgd, spacing: int | None = None) -> None:
         self.optimizer = optimizer
         self.spacing = spacing or max(1, math.isqrt(optimizer.num_steps))
-        self._lock = threading.Lock()  # a flush comes while the next block is prepared
-        self._begin()
+        blocks = -(-optimizer.num_steps // self.spacing)
+        # Step, laws of gaps from multiples to its block, and of gaps from recent steps to it.
+        self._first = 0, optimizer._nothing(blocks + 1), optimizer._nothing(self.spacing)
+        # Replaced whole: a flush and Ctrl-C come while the next block is prepared.
+        self._latest = self._first
 
     @cached_property
     def _to_ends(self) -> GapLaw:
@@ -178,44 +177,25 @@ class Gaps:
     @cached_property
     def to_next_multiple(self) -> GapLaw:
         """Law of each step's gap to the next multiple of K, arrays [N + 1, d, d]."""
-        run, inside = self.optimizer, self._to_ends.copy()
-        inside.assign(np.s_[:, 0], run._nothing(1))
-        flat = (x[:, : self.spacing].reshape(-1, *x.shape[2:]) for x in inside)
-        last = run._nothing(1)
-        return GapLaw(
-            *(np.concatenate(pair)[: run.num_steps + 1] for pair in zip(flat, last, strict=True))
-        )
+        run, k = self.optimizer, self.spacing
+        flat = (x[:, :k].reshape(-1, *x.shape[2:]) for x in self._to_ends)
+        pairs = zip(flat, run._nothing(1), strict=True)
+        laws = GapLaw(*(np.concatenate(pair)[: run.num_steps + 1] for pair in pairs))
+        laws.assign(np.s_[::k], run._nothing(1))
+        return laws
 
     def ending_at(self, step: int) -> StepGaps:
         """Returns the laws of the gaps that end at `step`.
 
         The bits do not depend on earlier calls, nor on calls of other threads.
         """
-        with self._lock:
-            return self._ending_at(step)
-
-    def _ending_at(self, step: int) -> StepGaps:
-        block, place = divmod(step, self.spacing)
-        if (block, place) < (self._block, self._place):
-            self._begin()
-        while self._block < block:  # block by block, as a run may resume anywhere
-            computed = np.s_[: self._block + 1]
-            block_law = self._to_ends.select((self._block, 0))
-            self._multiples.assign(computed, self._multiples.select(computed).then(block_law))
-            self._block, self._place = self._block + 1, 0
-            self._recent = self.optimizer._nothing(self.spacing)
-        while self._place < place:
-            computed = np.s_[: self._place + 1]
-            law = self.optimizer.steps.select(block * self.spacing + self._place)
-            self._recent.assign(computed, self._recent.select(computed).then(law))
-            self._place += 1
-        multiples, computed = self._multiples.copy(), np.s_[: block + 1]
-        multiples.assign(computed, multiples.select(computed).then(self._recent.select(0)))
-        return StepGaps(multiples, self._recent.copy())
-
-    def _begin(self) -> None:
-        blocks = -(-self.optimizer.num_steps // self.spacing)
-        self._block = self._place = 0
-        self._multiples = self.optimizer._nothing(blocks + 1)
-        """Law of the gaps that end at the block's first step."""
-        self._recent = self.optimizer._nothing(self.spacing)
+        latest = self._latest
+        before, multiples, recent = latest if latest[0] <= step else self._first
+        block = step // self.spacing
+        for k in range(before // self.spacing, block):  # as a run may resume anywhere
+            multiples = multiples.followed(k + 1, self._to_ends.select((k, 0)))
+            before, recent = (k + 1) * self.spacing, self._first[2]
+        for k in range(before, step):
+            recent = recent.followed(k % self.spacing + 1, self.optimizer.steps.select(k))
+        self._latest = step, multiples, recent
+        return StepGaps(multiples.followed(block + 1, recent.select(0)), recent)

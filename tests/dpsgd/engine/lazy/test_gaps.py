@@ -1,5 +1,7 @@
 """What noise does to a row that nobody reads has the law that is stated, at all lengths of gaps."""
 
+import inspect
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -125,6 +127,35 @@ def test_a_flush_may_come_while_the_next_block_is_prepared(monkeypatch):
         found = [threads.submit(gaps.ending_at, stops[0]), threads.submit(flush)]
         for one, other in zip((future.result() for future in found), expected, strict=True):
             jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_laws_are_right_after_an_interrupt_at_any_line():
+    """Ctrl-C may come while the laws of a block are computed, and a flush follows."""
+    run = LinearSgd(tuple(SCHEDULES["cosine"]), 0.9)
+    gaps, interrupts = Gaps(run), []
+    expected = gaps.ending_at(33)
+
+    def interrupt(frame, event, argument):
+        if frame.f_code.co_filename == inspect.getfile(Gaps) and event == "line":
+            lines[0] -= 1
+            if not lines[0]:
+                raise KeyboardInterrupt
+        return interrupt
+
+    tracer = sys.gettrace()
+    for line in range(1, 60):
+        lines = [line]
+        gaps.ending_at(30)
+        sys.settrace(interrupt)
+        try:
+            gaps.ending_at(33)
+        except KeyboardInterrupt:
+            interrupts.append(line)
+        finally:
+            sys.settrace(tracer)
+        found = gaps.ending_at(33)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert len(interrupts) > 9
 
 
 @pytest.mark.parametrize("where", ["first", "last"])

@@ -13,6 +13,7 @@ from scipy import stats
 from stepwise import stepwise_law
 
 from dpsgd import BandedToeplitz, LazyTables, Mechanism, dpsgd, train, with_rows
+from dpsgd.core.algorithm import Context, View
 from dpsgd.core.gaussian import (
     MOMENTUM,
     STEP,
@@ -25,7 +26,7 @@ from dpsgd.core.gaussian import (
     uniform_at,
 )
 from dpsgd.core.philox import StepKey
-from dpsgd.core.state import Scales, Table, TrainState
+from dpsgd.core.state import Scales, Table, TrainState, defer_noise
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.gaps import LinearSgd
 from dpsgd.engine.lazy.group import find_tables
@@ -39,6 +40,7 @@ from dpsgd.engine.lazy.rows import (
     written,
 )
 from dpsgd.engine.loop import train_blocks
+from dpsgd.engine.placement import Placement
 from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins, Deterministic, Poisson
 
@@ -473,3 +475,23 @@ def test_rows_that_no_batch_reads_do_not_reach_others():
     ends = [state.raw_params["table"][read_rows] for state in (first, other)]
     assert np.array_equal(*ends)
     assert np.isfinite(ends[1]).all()
+
+
+@pytest.mark.usefixtures("optimised")  # of the rest of the module: it stands last
+def test_row_indices_of_a_batch_are_computed_once():
+    """Rounded anew by another reader, an index computed from floats leads to another row."""
+    loss = with_rows(
+        lambda example: {"table": jnp.floor(example["x"] * example["y"]).astype(jnp.int32)},
+        lambda params, rows, example: rows["table"].sum(),
+    )
+    algorithm = dpsgd(loss, optax.sgd(0.1), tables=LazyTables(0.1))
+    mechanism = Mechanism(Deterministic(40, 8, epochs=1), 0.0, l2_clip_norm=1.0)
+    data = {name: np.ones((40, 4), np.float32) for name in "xy"}
+    state = defer_noise(algorithm.init({"table": jnp.zeros((500, D))}, mechanism, data))
+    shapes = jax.eval_shape(lambda: state.raw_params)
+    laws = algorithm.gap_laws(5).flush_arrays(0)
+    context = Context(KEY, mechanism.scales(), laws, shapes, Placement.one())
+    view = View(state.raw_params, jax.tree.map(lambda x: x[:8], data), jnp.ones(8), ())
+    read_rows = jax.jit(lambda view: algorithm.lazy.view(state, view, context))
+    text = read_rows.lower(view).compile().as_text()
+    assert text.count(" floor(") == 1
