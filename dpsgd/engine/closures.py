@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import numbers
+import operator
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -34,6 +36,7 @@ _LIBRARIES = {
     *("accounting", "dpsgd", "samplers"),
 }
 
+_ARRAYS = np.ndarray, jax.Array
 _declared: set[bytes] = set()
 
 
@@ -97,8 +100,18 @@ def _may_be_rows(array: Any) -> bool:
     return not (alike or _digest(array) in _declared)
 
 
+def _is_table(x: Any) -> bool:
+    """Returns True for a data frame, a buffer, and a container of numbers or rows of numbers."""
+    if isinstance(x, str | bytes | range | type) or operator.length_hint(x) <= _HANDFUL:
+        return False
+    if not isinstance(x, Mapping | list | tuple | set | frozenset):
+        return not callable(x)
+    first = next(iter(x.values() if isinstance(x, Mapping) else x))
+    return isinstance(first, numbers.Number | list | tuple | np.ndarray)
+
+
 def reachable_arrays(part: Any) -> Iterator[tuple[Any, str]]:
-    """Yields arrays reachable from a function, with their names.
+    """Yields arrays and other tables reachable from a function, with their names.
 
     The search follows variables of closures, globals named in the code and in functions within it,
     default values, partials, containers, and attributes and `__call__` of callable objects. The
@@ -111,10 +124,13 @@ def reachable_arrays(part: Any) -> Iterator[tuple[Any, str]]:
         if id(x) in visited or isinstance(x, jax.core.Tracer):
             continue
         visited.add(id(x))
-        if isinstance(x, np.ndarray | jax.Array):
+        if isinstance(x, _ARRAYS):
             if x.dtype != object and _may_be_rows(x):
                 yield x, name
-        elif isinstance(x, Mapping):
+            continue
+        if _is_table(x):
+            yield x, name
+        if isinstance(x, Mapping):
             waiting += [(v, f"{name}[{k!r}]") for k, v in x.items()]
         elif isinstance(x, list | tuple | set | frozenset):
             waiting += [(v, name) for v in x]
@@ -123,7 +139,7 @@ def reachable_arrays(part: Any) -> Iterator[tuple[Any, str]]:
         elif isinstance(x, types.MethodType):
             attrs, code = getattr(x.__self__, "__dict__", {}), getattr(x.__func__, "__code__", None)
             named = [(attrs[k], f"self.{k}") for k in _names(code) if k in attrs]
-            waiting += [(v, k) for v, k in named if isinstance(v, np.ndarray | jax.Array)]
+            waiting += [(v, k) for v, k in named if isinstance(v, _ARRAYS) or _is_table(v)]
             waiting.append((x.__func__, name))
         elif isinstance(x, types.FunctionType):
             cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
@@ -230,7 +246,7 @@ def require_closed(
 def refuse_rows(
     arrays_by_owner: Iterable[tuple[str, Iterable[tuple[Any, str]]]], sampler: BatchSampler
 ) -> None:
-    """Refuses undeclared arrays with about as many entries as there are rows or units.
+    """Refuses undeclared tables with about as many entries as there are rows or units.
 
     Args:
       arrays_by_owner: Owners in words, each with its arrays and their places.
@@ -243,9 +259,11 @@ def refuse_rows(
     near = {count + offset for count in counts for offset in (-1, 0, 1)}
     for owner, arrays in arrays_by_owner:
         for array, location in arrays:
-            for size in near & set(array.shape):
+            shape = getattr(array, "shape", None) or (len(array),)
+            for size in near & set(shape):
+                kind = array.dtype if isinstance(array, _ARRAYS) else type(array)
                 raise ValueError(
-                    f"{owner} holds {array.dtype}{list(array.shape)} in a closure"
+                    f"{owner} holds {getattr(kind, '__name__', kind)}{list(shape)} in a closure"
                     f"{f' ({location})' if location else ''} with about as many entries as the "
                     f"data have rows or units ({size}): pass it in `data`, or hold "
                     "dpsgd.public(array) if it depends on no private row"

@@ -358,7 +358,7 @@ def _additivity_check(
     probe: Probe,
     mechanism: Mechanism,
     name: str,
-    parts: Sequence[np.ndarray],
+    halves: Sequence[np.ndarray],
     places: Sequence[np.ndarray] | None = None,
 ) -> CheckResult:
     """Checks that sums over disjoint parts of a batch add up.
@@ -370,28 +370,28 @@ def _additivity_check(
       probe: Probe of the program.
       mechanism: Scales of the releases.
       name: Name of the check.
-      parts: Examples of A and of B.
+      halves: Examples of A and of B.
       places: Places of A and of B in the batch; by default random ones.
     """
-    count = sum(map(len, parts))
-    if min(map(len, parts)) == 0:
+    count = sum(map(len, halves))
+    if min(map(len, halves)) == 0:
         return CheckResult.skipped(name, "a batch has too few rows")
     if places is None:
         shuffled = np.random.default_rng(1).permutation(probe.places)[:count]
-        places = np.split(shuffled, [len(parts[0])])
+        places = np.split(shuffled, [len(halves[0])])
     clip, b = mechanism.l2_clip_norm, mechanism.sampler.expected_batch_size
     noise = mechanism.noise_multiplier * clip * (2 * math.sqrt(sum(probe.sizes)) + 6)  # at most
-    pairs = zip(parts, places, strict=True)
-    first, second = (probe.release(part, mechanism, at=at) for part, at in pairs)
+    pairs = zip(halves, places, strict=True)
+    first, second = (probe.release(half, mechanism, at=positions) for half, positions in pairs)
     sizes = [norm((1, x)) * b for x in (first, second)]
     added = [first.pop(0) + second.pop(0) for _ in range(len(first))]
-    combined = probe.release(np.concatenate(parts), mechanism, at=np.concatenate(places))
+    combined = probe.release(np.concatenate(halves), mechanism, at=np.concatenate(places))
     off = norm((1, combined), (-1, added)) * b
     unit = 4 * UNIT + max(cast_error(dtype) for dtype in probe.dtypes)
     slack = 4 * unit * (count * clip + noise) + 2 * count**2 * UNIT * clip + 2 * noise
     if 2 * noise > clip / 4:  # the noise multiplier cannot be made small
         return CheckResult.skipped(name, f"noise hides differences up to {2 * noise:.3g}")
-    allowed = max(map(len, parts)) * clip * (1 + 1e-3) + slack
+    allowed = max(map(len, halves)) * clip * (1 + 1e-3) + slack
     if max(sizes) > allowed:
         return CheckResult(name, False, f"rows contribute {max(sizes):.6g}, {allowed:.6g} allowed")
     return CheckResult(name, off <= slack, f"off by {off:.3g}, {slack:.3g} allowed")

@@ -317,7 +317,7 @@ def test_noise_that_fades_by_its_own_count_of_steps_is_refused():
         check_noise(Fading(counts=True, last=90), steps=180, sampler=Deterministic(180, 2, 2))
 
 
-def test_a_noise_matrix_with_a_long_column_at_any_step_is_refused():
+def test_a_noise_matrix_with_a_long_late_column_is_refused():
     noise, sampler = Fading(counts=False, last=300), Deterministic(320, 2, 2)
     mechanism = Mechanism(sampler, 1.0, 1.0, noise)
     algorithm = dpsgd(lambda w, x: w * x, optax.sgd(0.1))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pyarrow
 import pytest
 from jax import lax
 from jax.experimental import io_callback
@@ -137,6 +138,35 @@ def test_rows_that_a_loss_or_an_optimizer_holds_are_refused(holder, array):
         return  # an optimizer takes none
     with pytest.raises(ValueError, match=r"the optimizer holds .* in a closure"):
         trained(optimizer=optimizer_of(hold))
+
+
+TABLES = {
+    "list": ROWS[:, 0].tolist(),
+    "list of rows": ROWS.tolist(),
+    "dict": dict(enumerate(ROWS[:, 0].tolist())),
+    "buffer": memoryview(ROWS),
+    "data frame": pyarrow.table({"x": ROWS[:, 0]})["x"],
+}
+
+
+class OfTable:
+    """An object whose method computes with a table on the host."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def loss(self, params, example):
+        return sound_loss(params, example) * len(self.table)
+
+
+@pytest.mark.short("list", "data frame")
+@pytest.mark.parametrize("kind", TABLES)
+def test_rows_in_lists_buffers_and_data_frames_are_refused(kind):
+    table = TABLES[kind]
+    closure = lambda params, x: sound_loss(params, x) * len(table)  # noqa: E731
+    for loss in (closure, OfTable(table).loss):
+        with pytest.raises(ValueError, match=r"the loss holds \w+\[90(, 3)?\] in a closure"):
+            trained(loss)
 
 
 @dataclass(frozen=True, eq=False)
