@@ -85,9 +85,9 @@ def step_checks(probe: Probe) -> list[CheckResult]:
     if steps.large:
         return checks
     half = min(probe.places, _ADJACENT) // 2
-    ends = np.union1d(np.arange(half), np.arange(probe.places - half, probe.places))
-    turns = np.arange(ends.size) % probe.units
-    by_turns = [(x[::2], x[1::2]) for x in (turns, ends)]
+    end_places = np.union1d(np.arange(half), np.arange(probe.places - half, probe.places))
+    turns = np.arange(end_places.size) % probe.units
+    by_turns = [(x[::2], x[1::2]) for x in (turns, end_places)]
     checks.append(_additivity_check(probe, silent, ADJACENT, *by_turns))
     if probe.nan is not None:
         special = np.array([probe.nan, *probe.huge])[: probe.places // 2]
