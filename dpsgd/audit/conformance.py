@@ -219,9 +219,11 @@ def check_optimizer(
         jax.make_jaxpr(optimizer.update)(gradient, state.opt_state, params),
     )
     allowed = {(), *map(jnp.shape, leaves)}
-    others = sorted({x.shape for trace in traces for x, _ in held_arrays(trace)} - allowed)
+    strange_shapes = sorted({x.shape for trace in traces for x, _ in held_arrays(trace)} - allowed)
     name = "arrays in its closures have shapes of parameters"
-    checks.append(CheckResult(name, not others, f"others: {others}" if others else ""))
+    checks.append(
+        CheckResult(name, not strange_shapes, f"others: {strange_shapes}" if strange_shapes else "")
+    )
     alike = _alike(optimizer.init(params), optimizer.init(params))
     checks.append(CheckResult("its initial state is always the same", alike, ""))
     return _required(checks)

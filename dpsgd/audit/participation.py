@@ -362,9 +362,9 @@ class UnitTests(RowTests):
         *_, innermost, leaves = levels = [
             self._children(self._draws, level, everyone) for level in range(len(law.units) + 1)
         ]
-        for subsets, drawn in zip(levels, law.draws, strict=False):
+        for subsets, num_drawn in zip(levels, law.draws, strict=False):
             exact = law.leaf_probability is None
-            yield float(np.all(subsets.count == drawn if exact else subsets.count <= drawn))
+            yield float(np.all(subsets.count == num_drawn if exact else subsets.count <= num_drawn))
         none = 0.0  # largest probability that a drawn unit has no example in the batch
         if law.leaf_probability is not None:
             none = (1 - law.leaf_probability) ** int(np.bincount(law.units[-1]).min())

@@ -96,12 +96,12 @@ def _underpriced(
                     noise.privacy_of(sampler, sigma, steps, same_rows=same_rows),
                     Noise.privacy_of(noise, sampler, sigma, steps, same_rows=same_rows),
                 )
-        where = f"under {type(sampler).__name__} with noise multiplier {sigma:.4g}"
+        setting = f"under {type(sampler).__name__} with noise multiplier {sigma:.4g}"
         for name, profiles in costs.items():
             cost, least = (profile.epsilon(delta) for profile in profiles)
             if cost.confidence != 1 or least.upper > _above(cost):
-                return True, f"{name} {where}: stated {cost:.4g}, proved {least:.4g}"
-        details.append(where)
+                return True, f"{name} {setting}: stated {cost:.4g}, proved {least:.4g}"
+        details.append(setting)
     return False, "; ".join(details)
 
 
