@@ -23,6 +23,12 @@ def weights(count, size=200_000):
     return w / w.sum()
 
 
+@pytest.mark.parametrize("shape", [5e-324, -1e-310])
+def test_shapes_whose_products_underflow_are_refused(shape):
+    with pytest.raises(ValueError, match="shape"):
+        TrialCount(10.0, shape)
+
+
 @pytest.mark.parametrize("count", COUNTS, ids=str)
 def test_one_of_k_events_happens_as_often_as_the_law_of_k_says(count):
     w, share = weights(count), 0.03
