@@ -1,8 +1,8 @@
 """Tidy points: rows of curves in panels, each with a value or with certified bounds.
 
 Figures, sweeps and reports print and draw the same columns. Computed rows are cached: each holds
-the digests of its job and of the code that computed it; a file whose content was edited, torn or
-computed by other code is not used. The headline is the metric that is shown first.
+the digests of its job and of the code that computed it; a file that is torn or was computed by
+other code is not used. The headline is the metric that is shown first.
 """
 
 from __future__ import annotations
@@ -129,7 +129,6 @@ PACKAGES = ("accounting", "samplers", "dpsgd", "experiments")
 """Folders under `ROOT` whose sources decide the rows."""
 LIBRARIES = ("numpy", "scipy", "jax")
 """Distributions whose versions decide the rows."""
-_SEAL = "seal"
 
 
 @functools.cache
@@ -188,7 +187,7 @@ def computed(
     for count, (digest, rows) in enumerate(zip(missing, work, strict=True), 1):
         digests = {SPECIFICATION: digest, CODE: code_digest()}
         table = collect(table, [{**row, **digests} for row in rows])
-        metadata = {_SEAL: _seal(table)}
+        metadata = {CODE: code_digest()}
         write_atomically(file, partial(table.write_parquet, metadata=metadata))
         progress(f"{count} of {len(missing)}")
     order = pl.DataFrame({SPECIFICATION: list(jobs_by_digest)})
@@ -203,16 +202,11 @@ def _timed(compute: Compute, job: Job) -> list[dict[str, Any]]:
     return [{**row, "seconds": share} for row in rows]
 
 
-def _seal(table: pl.DataFrame) -> str:
-    return hashlib.sha256(f"{code_digest()}{table.write_json()}".encode()).hexdigest()
-
-
 def _read(file: Path) -> pl.DataFrame:
-    """Returns the table in a file, empty if it is absent, damaged, edited or of other code."""
+    """Returns the table in a file, empty if it is absent, damaged or of other code."""
     try:
-        table = pl.read_parquet(file)
-        if pl.read_parquet_metadata(file)[_SEAL] == _seal(table):
-            return table
+        if pl.read_parquet_metadata(file)[CODE] == code_digest():
+            return pl.read_parquet(file)
     except (OSError, KeyError, pl.exceptions.PolarsError):
         pass
     return pl.DataFrame(schema={**SCHEMA, SPECIFICATION: pl.String})

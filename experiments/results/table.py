@@ -74,11 +74,6 @@ COLUMNS = (
     *("optimistic", "init_seed", "insecure_seed", *GUARANTEE, *TIMES, *DIGESTS),
 )
 """Columns of every table; a table adds its runs' further settings and metrics."""
-_NUMBERS = (
-    *("epsilon_lower", "epsilon_upper", "delta", "noise_multiplier", "target_epsilon"),
-    *("num_examples", "num_params", "seconds", "training_seconds", "examples_per_second"),
-)
-"""Columns of every table that hold numbers."""
 _METRICS = "metrics"
 RUNS = "runs"
 """Folder of a sweep's run directories."""
@@ -138,9 +133,6 @@ class Table:
             raise ValueError(f"{path} is not a table of runs in Parquet") from None
         if missing := [name for name in (*COLUMNS, *metrics) if name not in frame.columns]:
             raise ValueError(f"{path} is a table of another version: it has no {missing[0]}")
-        for name in (*_NUMBERS, *metrics):
-            if not (frame[name].dtype.is_numeric() or frame[name].dtype == pl.Null):
-                raise ValueError(f"{path} is damaged: {name} holds {frame[name].dtype}, no numbers")
         return cls(frame, metrics)
 
     def write(self, path: Path) -> None:

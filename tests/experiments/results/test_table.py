@@ -98,12 +98,6 @@ DAMAGED = {
         lambda frame, path: frame.drop("delta").write_parquet(path, metadata={"metrics": "[]"}),
         "is a table of another version: it has no delta",
     ),
-    "words for numbers": (
-        lambda frame, path: frame.with_columns(epsilon_upper=pl.lit("small")).write_parquet(
-            path, metadata={"metrics": "[]"}
-        ),
-        "is damaged: epsilon_upper holds String, no numbers",
-    ),
 }
 
 
