@@ -70,14 +70,24 @@ def each(
       function: Function to compute; pickled, as jobs and results are.
       jobs: Arguments of the calls.
       workers: Number of processes; None for one per processor.
+
+    Raises:
+      ValueError: With the message of a ValueError of the function.
     """
     with pool(workers) as executor:
         try:
             with deaf_to_interrupts():
-                futures = [executor.submit(function, job) for job in jobs]
+                futures = [executor.submit(_result, function, job) for job in jobs]
             for future in futures:
                 yield future.result()
         except BaseException:
             for process in multiprocessing.active_children():
                 process.terminate()  # their results are no longer needed
             raise
+
+
+def _result(function: Callable[[_Job], _Result], job: _Job) -> _Result:
+    try:
+        return function(job)
+    except ValueError as error:  # of a class that may need other arguments to be unpickled
+        raise ValueError(str(error)) from error

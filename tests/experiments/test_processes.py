@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.processes import each
+from experiments.tasks.streams import DataError
+
 STARTED = """
 import os, time
 from pathlib import Path
@@ -61,3 +64,12 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path, how):
     finally:
         for pid in filter(is_running, pids):
             os.kill(pid, signal.SIGKILL)
+
+
+def refused(line):
+    raise DataError(Path("u.data"), "found 9", line=line)
+
+
+def test_an_error_of_a_worker_keeps_its_message():
+    with pytest.raises(ValueError, match=r"^u\.data, line 3: found 9$"):
+        list(each(refused, [3], 1))
