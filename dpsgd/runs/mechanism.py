@@ -9,8 +9,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from accounting import Bound, PrivacyProfile, calibrate
@@ -30,33 +29,22 @@ _LEAST = 1e-6
 """Smallest epsilon of a calibration, at which no number of rows is enough."""
 
 
-@dataclass(frozen=True)
-class ResolvedRun:
-    """A run without open choices.
-
-    Attributes:
-      spec: Resolved settings.
-      mechanism: Sampler, noise and clipping norm, which determine the guarantee.
-      delta: Delta of the guarantee.
-      chosen: Choices and reasons, as JSON values: "settings" by option, "tables" and "noise" if
-        they were open, and "warm" if an earlier model lowered the learning rate.
-    """
+class ResolvedRun(NamedTuple):
+    """A run without open choices, but for the size of its noise before `scaled`."""
 
     spec: RunSpec
+    """Resolved settings, whose delta is a number."""
     mechanism: Mechanism
-    delta: float
-    chosen: Mapping[str, Any] = field(default_factory=dict)
+    """Sampler, noise and clipping norm, which determine the guarantee."""
+    chosen: dict[str, Any] = {}  # noqa: RUF012
+    """Choices and reasons, as JSON values: "settings" by option, "tables" and "noise" if they were
+    open, and "warm" if an earlier model lowered the learning rate."""
 
-
-class Choices(NamedTuple):
-    """All choices of a run but the size of its noise."""
-
-    spec: RunSpec
-    """Settings, of which only the noise multiplier may be open."""
-    mechanism: Mechanism
-    """Mechanism of the run, from `unscaled`."""
-    chosen: dict[str, Any]
-    """Choices and reasons, see `ResolvedRun.chosen`."""
+    @property
+    def delta(self) -> float:
+        """Delta of the guarantee."""
+        assert isinstance(self.spec.delta, float), "callers replace it by `delta_of`"
+        return self.spec.delta
 
 
 def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
@@ -186,22 +174,18 @@ class LowerEnd:
         return Bound(*2 * (self.profile.epsilon(delta, tolerance).lower,))
 
 
-def scaled(spec: RunSpec, mechanism: Mechanism, chosen: Mapping[str, Any] = {}) -> ResolvedRun:
+def scaled(run: ResolvedRun) -> ResolvedRun:
     """Returns a run with the smallest noise that meets its privacy goal.
 
     Args:
-      spec: Settings, whose delta is a number; only the noise multiplier may be open.
-      mechanism: Mechanism of the run, from `unscaled`.
-      chosen: Choices and reasons of `ResolvedRun`.
+      run: Run whose mechanism is from `unscaled`.
     """
-    delta, norm, goal = spec.delta, spec.l2_clip_norm, spec.privacy
-    assert isinstance(delta, float), "callers replace it by `delta_of`"
-    if not isinstance(goal, NonPrivate):
-        assert norm is not None, "`resolve` leaves nothing open"
-        assert spec.noise.bands != "auto", "`resolve` leaves nothing open"
-        sigma = _smallest_noise(goal, delta, mechanism)
-        mechanism = dataclasses.replace(mechanism, noise_multiplier=sigma, l2_clip_norm=norm)
-    return ResolvedRun(spec, mechanism, delta, chosen)
+    norm: Any = run.spec.l2_clip_norm
+    if isinstance(goal := run.spec.privacy, NonPrivate):
+        return run
+    sigma = _smallest_noise(goal, run.delta, run.mechanism)
+    scaled = dataclasses.replace(run.mechanism, noise_multiplier=sigma, l2_clip_norm=norm)
+    return run._replace(mechanism=scaled)
 
 
 def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
@@ -220,7 +204,7 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
         sums = full_sums(spec, sampler)
     except ValueError as error:
         raise ValueError(impossible(spec.calibration, error)) from None
-    return scaled(spec, unscaled(spec, sampler, sums))
+    return scaled(ResolvedRun(spec, unscaled(spec, sampler, sums)))
 
 
 def impossible(calibration: str | None, why: object) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine import programs
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.sources import arrays_digest
@@ -29,7 +30,6 @@ from dpsgd.runs.resolve import request_of, resolve
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.support import check
 from dpsgd.runs.task import Task, check_task, load, settled, task_record, with_settings
-from dpsgd.runs.terms import Terms
 from samplers import Population
 
 Progress = Callable[[str], None]
@@ -204,7 +204,7 @@ def recorded_job(
     task = _recorded_task(config, given, execution.progress)
     execution.stages.begin("accounting")
     rows = rows_of(task)
-    run = _as_begun(history.attempts[0].terms, folder.path, config.spec, rows[1])
+    run = _as_begun(history.attempts[0].terms.mechanism, folder.path, config.spec, rows[1])
     job = Job.of_task(task, run, rows=rows, placement=execution.placement, record=config.record)
     job.check_rows()
     if Processes.current().first and folder.data() != [job.digest]:
@@ -216,17 +216,17 @@ def recorded_job(
     return job
 
 
-def _as_begun(begun: Terms, out: Path, spec: RunSpec, population: Population) -> ResolvedRun:
+def _as_begun(begun: Mechanism, out: Path, spec: RunSpec, population: Population) -> ResolvedRun:
     """Returns a resolved run with the noise recorded in its ledger.
 
     Calibration in another version might find slightly different noise.
     """
-    sampler, rows = begun.mechanism.sampler, population.num_examples
+    sampler, rows = begun.sampler, population.num_examples
     if rows != sampler.num_examples:
         raise ValueError(
             f"the task has {rows:,} training examples, but {out} began on "
             f"{sampler.num_examples:,}: restore those rows, or start a new run"
         )
     # A ledger has only the shape of a unit tree, and drawing needs the tree.
-    mechanism = dataclasses.replace(begun.mechanism, sampler=sampler.with_population(population))
-    return ResolvedRun(spec, mechanism, begun.delta)
+    sampler = sampler.with_population(population)
+    return ResolvedRun(spec, dataclasses.replace(begun, sampler=sampler))

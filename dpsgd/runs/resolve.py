@@ -18,7 +18,6 @@ from dpsgd.core.noise import Independent
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.correlated import error_of_sums
 from dpsgd.runs.mechanism import (
-    Choices,
     ResolvedRun,
     build_sampler,
     full_sums,
@@ -88,19 +87,21 @@ def resolve(
 
     Given options stay unchanged.
     """
-    choices = choose(spec, task, rows, progress)
+    run = choose(spec, task, rows, progress)
     noise_is_given = isinstance(spec.privacy, NoiseMultiplier | NonPrivate)
     subject = "the guarantee of the run" if noise_is_given else "the noise for the target epsilon"
     progress(f"finding {subject}")
-    run = scaled(*choices)
-    if noise := choices.chosen.get("noise"):
+    run = scaled(run)
+    if noise := run.chosen.get("noise"):
         noise["noise_multiplier"] = run.mechanism.noise_multiplier
         progress(sentence({"noise": noise}))
     return run
 
 
-def choose(spec: RunSpec, task: Any, rows: Rows, progress: Progress = lambda line: None) -> Choices:
-    """Returns all choices of a run but the noise's size.
+def choose(
+    spec: RunSpec, task: Any, rows: Rows, progress: Progress = lambda line: None
+) -> ResolvedRun:
+    """Returns a run with all choices made but the noise's size.
 
     Args:
       spec: Settings, some of them open.
@@ -132,7 +133,7 @@ def choose(spec: RunSpec, task: Any, rows: Rows, progress: Progress = lambda lin
     optimizer = noised.spec.optimizer
     falling = dataclasses.replace(optimizer, schedule=optimizer.step_sizes)
     spec = dataclasses.replace(noised.spec, optimizer=falling)
-    return Choices(spec, noised.mechanism, {**chosen, **noised.chosen})
+    return ResolvedRun(spec, noised.mechanism, {**chosen, **noised.chosen})
 
 
 def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, BatchSampler, str]:
@@ -288,7 +289,7 @@ def _check_rescaled(spec: RunSpec, task: Any) -> None:
 
 def with_noise(
     spec: RunSpec, mechanism: Mechanism, task: Any, population: Population, progress: Progress
-) -> Choices:
+) -> ResolvedRun:
     """Returns a spec with its bands chosen, its mechanism, and the choice's record.
 
     Args:
@@ -309,7 +310,7 @@ def with_noise(
     elif noise.bands != 1 and isinstance(spec.optimizer, Adam | AdamW):
         progress(f"note: {ADAM}")
     sampler = with_separation(spec.sampler, noise.bands)
-    return Choices(dataclasses.replace(spec, noise=noise, sampler=sampler), mechanism, chosen)
+    return ResolvedRun(dataclasses.replace(spec, noise=noise, sampler=sampler), mechanism, chosen)
 
 
 def _best_bands(
@@ -348,7 +349,7 @@ def _best_bands(
         banded = dataclasses.replace(spec, noise=Banded(bands), l2_clip_norm=1.0)
         sampler, sums = build_sampler(banded, population), mechanism.full_sums
         mechanism = unscaled(banded, sampler, sums)
-        sigma = scaled(banded, mechanism).mechanism.noise_multiplier
+        sigma = scaled(ResolvedRun(banded, mechanism)).mechanism.noise_multiplier
         steps, batch_size = sampler.num_steps, sampler.expected_batch_size
         tried.append((sigma * error_of_sums(bands, steps) / (steps * batch_size), mechanism))
     least, best = min(tried, key=lambda candidate: candidate[0])

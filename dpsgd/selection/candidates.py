@@ -16,7 +16,7 @@ from dpsgd.core.cost import cost
 from dpsgd.core.noise import Noise
 from dpsgd.noise.registry import NOISES
 from dpsgd.runs.job import Job, rows_of
-from dpsgd.runs.mechanism import Choices, privacy_with, resolved
+from dpsgd.runs.mechanism import ResolvedRun, privacy_with, resolved
 from dpsgd.runs.plan import check_parts
 from dpsgd.runs.records import to_json
 from dpsgd.runs.resolve import choose, request_of
@@ -189,8 +189,8 @@ class Candidates:
         return Job.of_task(self.task, resolved(spec, self.rows[1]), rows=self.rows)
 
     @cached_property
-    def _chosen(self) -> list[Choices]:
-        """Choices of the candidates."""
+    def _chosen(self) -> list[ResolvedRun]:
+        """Candidates with all choices made but the noise's size."""
         return [choose(spec, self.task, self.rows) for spec in self._trials]
 
     def _with_noise(self) -> list[RunSpec]:
