@@ -19,71 +19,49 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.programs import Parts, compilation
 from dpsgd.gradients.rules import RULES, ClippingRule
 from dpsgd.runs.optimizer import optimizer
-from dpsgd.runs.spec import OPTIMIZERS, Optimizer
-from samplers.registry import Registry
+from dpsgd.runs.spec import OPTIMIZERS, Optimizer, RunSpec
 
 PyTree = Any
 
 
-def conformance(part: Optimizer, progress: Callable[[str], None]) -> AuditReport:
-    """Returns the conformance check of an optimizer from another package.
-
-    The report is empty for built-in optimizers. The audit of a run covers all other parts.
-
-    Args:
-      part: Optimizer of a `RunSpec`.
-      progress: Function of one line of text.
-    """
-    return _conformance(OPTIMIZERS, part, functools.partial(_optimizer_failure, part), progress)
-
-
-def rule_conformance(
-    rule: ClippingRule, params: PyTree, progress: Callable[[str], None]
+def conformance(
+    spec: RunSpec, params: PyTree, progress: Callable[[str], None] = lambda line: None
 ) -> AuditReport:
-    """Returns the conformance check of a large model's clipping rule from another package.
+    """Returns the conformance checks of an optimizer and a clipping rule from other packages.
 
-    The audit of a run compares few examples of a large model; here the rule clips many gradients of
-    a small one that has the same leaves. The report is empty for built-in rules and small models.
+    The audit of a run covers all other parts, and the rule too unless the model is large: then it
+    compares few examples, and here the rule clips many gradients of a small model that has the same
+    leaves.
 
     Args:
-      rule: Clipping rule of a `RunSpec`.
+      spec: Settings of the run.
       params: Parameters of the run: the rule groups their leaves.
       progress: Function of one line of text.
     """
-    if sum(np.size(leaf) for leaf in jax.tree.leaves(params)) <= LARGE:
-        return AuditReport(())
-
-    def failure() -> str:
-        from dpsgd.audit.conformance import check_rule  # imports scipy.stats, for few runs
-
-        small = jax.tree.map(lambda x: np.ones([min(n, 4) for n in x.shape], x.dtype), params)
-        return _first_failure(lambda: check_rule(rule, small))
-
-    return _conformance(RULES, rule, failure, progress)
-
-
-def _conformance(
-    registry: Registry, part: Any, failure: Callable[[], str], progress: Callable[[str], None]
-) -> AuditReport:
-    if not registry.is_own(part):
-        return AuditReport(())
-    name = f"the {registry.noun} {registry.name_of(type(part))}"
-    progress(f"checking {name}")
-    detail = failure()
-    return AuditReport((CheckResult(f"{name} passes its conformance check", not detail, detail),))
+    shapes = tuple((np.shape(leaf), np.result_type(leaf)) for leaf in jax.tree.leaves(params))
+    structure, checks = jax.tree.structure(params), []
+    rule = [(RULES, spec.clipping)] * (sum(math.prod(shape) for shape, _ in shapes) > LARGE)
+    for registry, part in [(OPTIMIZERS, spec.optimizer), *rule]:
+        if registry.is_own(part):
+            name = f"the {registry.noun} {registry.name_of(type(part))}"
+            progress(f"checking {name}")
+            detail = _failure(part, shapes, structure)
+            name = f"{name} passes its conformance check"
+            checks.append(CheckResult(name, not detail, detail))
+    return AuditReport(tuple(checks))
 
 
 @functools.cache
-def _optimizer_failure(part: Optimizer) -> str:
-    from dpsgd.audit.conformance import check_optimizer  # imports scipy.stats, for few runs
-
-    return _first_failure(lambda: check_optimizer(optimizer(part)))
-
-
-def _first_failure(check: Callable[[], Any]) -> str:
+def _failure(part: Optimizer | ClippingRule, shapes: tuple[Any, ...], structure: Any) -> str:
     """Returns the first failed conformance check, or ""."""
+    from dpsgd.audit.conformance import check_optimizer, check_rule  # imports scipy.stats
+
     try:
-        check()
+        if isinstance(part, Optimizer):
+            check_optimizer(optimizer(part))
+        else:
+            small = [np.ones([min(n, 4) for n in shape], kind) for shape, kind in shapes]
+            check_rule(part, jax.tree.unflatten(structure, small))
     except Exception as error:  # AssertionError, or what the user's class raises
         lines = str(error).splitlines() or [type(error).__name__]
         failed = next((line for line in lines if line.startswith("FAIL")), lines[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import glob
 import json
 import os
@@ -11,8 +12,9 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,16 +59,42 @@ SECRETS = "secret"
 """Folder with secrets of a private selection, destroyed at its end."""
 
 
-class Configuration(NamedTuple):
-    """Content of `config.json`."""
+@dataclass(frozen=True)
+class Configuration:
+    """Configuration of a run.
 
+    Attributes:
+      path: Path of `config.json`.
+      record: Content of the file.
+    """
+
+    path: Path
     record: dict[str, Any]
-    spec: RunSpec
-    """Resolved settings."""
-    task: dict[str, Any]
-    """The task's "name", "settings" and "description", as JSON values."""
-    damage: str
-    """Prefix of error messages."""
+
+    @property
+    def damage(self) -> str:
+        """Prefix of error messages."""
+        return f"{self.path} is damaged, or of another version"
+
+    @functools.cached_property
+    def spec(self) -> RunSpec:
+        """Resolved settings; raises ValueError if they are damaged, or leave an option open."""
+        return RunSpec.from_record(self.record, self.damage)
+
+    @functools.cached_property
+    def task(self) -> dict[str, Any]:
+        """The task's "name", "settings" and "description", as JSON values."""
+        task = checked(self.record.get("task"), dict[str, Any], f"{self.damage}: task")
+        fields_of(TaskRecord, task, where=f"{self.damage}: task")
+        return task
+
+    def check(self, history: History) -> None:
+        """Raises ValueError if a ledger records another configuration."""
+        if config_digest(self.record) != history.attempts[-1].terms.config:
+            raise ValueError(
+                f"{self.path} is not the configuration that the ledger records: it was edited or "
+                "replaced; restore it from a copy"
+            )
 
 
 class RunDirectory:
@@ -213,7 +241,7 @@ class RunDirectory:
         return history
 
     def configuration(self, importing: Callable[[str], None] | None = None) -> Configuration:
-        """Reads the configuration as settings and task.
+        """Reads the configuration.
 
         Args:
           importing: Function of one line of text, called before the module of a part from outside
@@ -221,30 +249,12 @@ class RunDirectory:
             somebody else's. None imports no module.
 
         Raises:
-          ValueError: if the file is damaged, or leaves an option open.
+          ValueError: if the file is damaged.
         """
-        damage = f"{self.path / 'config.json'} is damaged, or of another version"
-        record = self.read_json("config.json")
+        path, record = self.path / "config.json", self.read_json("config.json")
         if importing is not None:
-            import_named(record, REGISTRIES, str(self.path / "config.json"), importing)
-        spec = RunSpec.from_record(record, damage)
-        task = checked(record.get("task"), dict[str, Any], f"{damage}: task")
-        fields_of(TaskRecord, task, where=f"{damage}: task")
-        return Configuration(record, spec, task, damage)
-
-    def config(self, history: History) -> dict[str, Any]:
-        """Reads the configuration's record.
-
-        Raises:
-          ValueError: if its digest differs from the one in `history`.
-        """
-        record = self.read_json("config.json")
-        if config_digest(record) != history.attempts[-1].terms.config:
-            raise ValueError(
-                f"{self.path / 'config.json'} is not the configuration that the ledger "
-                "records: it was edited or replaced; restore it from a copy"
-            )
-        return record
+            import_named(record, REGISTRIES, str(path), importing)
+        return Configuration(path, record)
 
     def data(self) -> list[str | None]:
         """Returns the training data's digests; None for an unknown one."""

@@ -122,7 +122,9 @@ def chain(model: str | None) -> Iterator[RunDirectory]:
             return
         visited.add(history.name)
         yield folder
-        model = folder.config(history).get("init_from")
+        config = folder.configuration()
+        config.check(history)
+        model = config.record.get("init_from")
 
 
 # --- Arrays in files ------------------------------------------------------------------------------

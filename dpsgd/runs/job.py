@@ -28,7 +28,7 @@ from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.queries import Refinement, refine, refinement_of, sums_run
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.noise.keys import Keys
-from dpsgd.runs.audit import NOT_MADE, once, probe_rows, rule_conformance, verdict
+from dpsgd.runs.audit import NOT_MADE, conformance, once, probe_rows, verdict
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.mechanism import ResolvedRun
 from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
@@ -339,9 +339,9 @@ class Job(Training):
     def audit(
         self, state: TrainState | None = None, progress: Callable[[str], None] = lambda line: None
     ) -> str:
-        """Audits the remaining steps, and an own clipping rule of a large model."""
+        """Audits the remaining steps, and own parts apart from them (`conformance`)."""
         if self.audited and self.mechanism.noise_multiplier:
-            rule_conformance(self.spec.clipping, self.params, progress).require_passed()
+            conformance(self.spec, self.params, progress).require_passed()
         return super().audit(state, progress)
 
     @functools.cached_property

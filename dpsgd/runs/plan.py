@@ -16,7 +16,6 @@ from dpsgd.engine.placement import Placement
 from dpsgd.engine.sources import arrays_digest
 from dpsgd.gradients.frozen import matching_leaves
 from dpsgd.processor import processor_digest
-from dpsgd.runs.audit import conformance
 from dpsgd.runs.directory import DATA, Configuration, RunDirectory
 from dpsgd.runs.history import History
 from dpsgd.runs.initial import EarlierModel
@@ -58,19 +57,6 @@ def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
         check(begun)
 
 
-def check_parts(spec: RunSpec, progress: Progress) -> None:
-    """Refuses an own optimizer that fails its conformance check.
-
-    `Job.audit` checks noise, clipping rule and sampler.
-
-    Args:
-      spec: Settings of the run; runs without audit or noise are not checked.
-      progress: Function of one line of text.
-    """
-    if spec.audit and spec.private:
-        conformance(spec.optimizer, progress).require_passed()
-
-
 def plan_run(
     spec: RunSpec, task: Task, name: str | None, execution: Execution, *, dry: bool = False
 ) -> Job:
@@ -87,7 +73,6 @@ def plan_run(
       ValueError: if the run is refused, or has no finite epsilon.
     """
     placement, stages, progress, _ = execution
-    check_parts(spec, progress)
     check(spec)
     check_task(task, name or "the task")
     rows = rows_of(task)
@@ -199,8 +184,7 @@ def recorded_job(
     Raises:
       ValueError: if configuration, task or data differ from those at the start of the run.
     """
-    folder.config(history)
-    check_parts(config.spec, execution.progress)
+    config.check(history)
     task = _recorded_task(config, given, execution.progress)
     execution.stages.begin("accounting")
     rows = rows_of(task)

@@ -95,13 +95,13 @@ class FinishedRun:
         """
         run = RunDirectory.open(path)
         history = run.history()
-        run.config(history)
-        _, spec, task, _ = run.configuration()
+        config = run.configuration()
+        config.check(history)
         record = run.read_json("report.json")
         fields_of(
             Figures, record, where=f"{path / 'report.json'} is damaged, or of another version"
         )
-        return cls(path, task, spec, {**record, **proved(history)}, history)
+        return cls(path, config.task, config.spec, {**record, **proved(history)}, history)
 
     def check_params(self) -> None:
         """Refuses parameters other than those that the run released.

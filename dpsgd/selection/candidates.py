@@ -17,7 +17,6 @@ from dpsgd.core.noise import Noise
 from dpsgd.noise.registry import NOISES
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.mechanism import ResolvedRun, privacy_with, resolved
-from dpsgd.runs.plan import check_parts
 from dpsgd.runs.records import to_json
 from dpsgd.runs.resolve import choose, request_of
 from dpsgd.runs.spec import (
@@ -178,7 +177,6 @@ class Candidates:
         for number, terms in enumerate(selection.candidates, 1):
             progress(f"auditing candidate {number} of {len(selection.candidates)}")
             spec = spec_of_trial(selection, number - 1)
-            check_parts(spec, progress)
             job = self._job(spec)
             if (job.plan, job.delta) != (terms.plan, terms.delta):
                 raise ValueError(f"candidate {number} would train differently than declared")

@@ -379,13 +379,13 @@ def _finished(run: PlannedRun, asked: _Asked) -> bool:
     if not run.out.exists():
         return False
     directory = RunDirectory.open(run.out, finished=False)
-    _, spec, recorded_task, _ = directory.configuration()
+    config = directory.configuration()
     names = [] if set(directory.data()) == {asked.digest} else ["data"]
     if attempts := directory.history().attempts:
         earlier = EarlierModel.read(run.spec.init_from)
         same_start = attempts[-1].terms.plan.initial == (earlier.initial if earlier else None)
         names += [] if same_start else ["init_from"]
-    _refuse_another(run, asked.task, recorded_task, spec, names)
+    _refuse_another(run, asked.task, config.task, config.spec, names)
     return directory.finished
 
 

@@ -14,7 +14,7 @@ from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport
 from dpsgd.engine.queries import refinement_of
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs.audit import ROWS, conformance, probe_rows, rule_conformance
+from dpsgd.runs.audit import ROWS, conformance, probe_rows
 from dpsgd.runs.mechanism import ResolvedRun
 from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
 from dpsgd.runs.recommendation import RecommendationRequest, Settings
@@ -102,8 +102,7 @@ def coupled(
     run_parts = algorithm, mechanism, state.params, task.generated(probe_rows(mechanism))
     claim: Any = {"claimed": claimed or mechanism.sampler, "laws": True, "delta": run.delta}
     checks = audit_program(*run_parts, state=state, root=RootKey.shared(), **claim).checks
-    checks += conformance(spec.optimizer, progress).checks
-    checks += rule_conformance(spec.clipping, state.params, progress).checks
+    checks += conformance(spec, state.params, progress).checks
     if refinement is not None:
         checks += audit_queries(refinement, mechanism, state.params, task.generated(ROWS)).checks
     return AuditReport(checks)
