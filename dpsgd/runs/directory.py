@@ -88,6 +88,15 @@ class Configuration:
         fields_of(TaskRecord, task, where=f"{self.damage}: task")
         return task
 
+    def differing(self, spec: RunSpec) -> list[str]:
+        """Returns the names of options that were requested otherwise than in `spec`.
+
+        A model of `init_from` may lie anywhere.
+        """
+        requested = checked(self.record.get("requested"), dict[str, Any], self.damage)
+        pairs = {name: (x, requested.get(name)) for name, x in spec.record().items()}
+        return [name for name, (x, y) in pairs.items() if x != y and name != "init_from"]
+
     def check(self, history: History) -> None:
         """Raises ValueError if a ledger records another configuration."""
         if config_digest(self.record) != history.attempts[-1].terms.config:
@@ -262,6 +271,14 @@ class RunDirectory:
             return [None]
         digests = self.read_json(DATA).get("data") or [None]
         return checked(digests, list[str | None], f"{self.path / DATA} is damaged: data")
+
+    def check_data(self, digest: str) -> None:
+        """Raises ValueError if the run did not begin on the rows of this digest."""
+        if self.data() != [digest]:
+            raise ValueError(
+                f"{self.path / DATA} is missing, or the run began on other rows, for which its "
+                "guarantee holds: restore those rows, or start a new run"
+            )
 
     @property
     def batches(self) -> Path | None:

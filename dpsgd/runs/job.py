@@ -29,6 +29,7 @@ from dpsgd.engine.queries import Refinement, refine, refinement_of, sums_run
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.noise.keys import Keys
 from dpsgd.runs.audit import NOT_MADE, conformance, once, probe_rows, verdict
+from dpsgd.runs.drawing import drawing_digest
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.mechanism import ResolvedRun
 from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
@@ -195,19 +196,19 @@ class Training:
             return self.synthetic(probe_rows(mechanism))
 
         def program() -> AuditReport:
+            progress("auditing the program and the sampler")
             run = self.algorithm, mechanism, state.params, rows()
             return audit_program(*run, state=state, layout=layout, root=root, delta=self.delta)
 
         if (step := int(state.step)) < mechanism.sampler.num_steps:
-            progress("auditing the program and the sampler")
             claims = mechanism, layout, self.delta, step
             report = once(program, state, block, (key, self.algorithm, *claims))
             checks += report.checks
             audited_parts += ["the compiled program", *["the draws"] * report.sampler_audited]
         if refinement is not None:
-            progress("auditing the sums over all rows")
 
             def queries() -> AuditReport:
+                progress("auditing the sums over all rows")
                 run = refinement, mechanism, state.params, rows()
                 return audit_queries(*run, placement=place, root=root)
 
@@ -382,6 +383,11 @@ class Job(Training):
             names = enumerate(leaf_names(self.params))
             trained = tuple(name for k, name in names if k not in frozen)
         return Terms(self.plan, self.delta, config_digest(self.record), trained)
+
+    @functools.cached_property
+    def drawing(self) -> str:
+        """The mechanism's `drawing_digest`."""
+        return drawing_digest(self.mechanism)
 
     def environment(self) -> dict[str, Any]:
         """Returns versions, devices, code digest and placement."""

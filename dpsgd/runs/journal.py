@@ -27,7 +27,6 @@ from dpsgd.runs.attempts import (
 )
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import BATCHES, CALIBRATION, RunDirectory
-from dpsgd.runs.drawing import drawing_digest
 from dpsgd.runs.history import LedgerError
 from dpsgd.runs.job import Job, Journal
 from dpsgd.runs.ledger import Ledger
@@ -55,7 +54,7 @@ class DirectoryJournal(Journal):
     log: TrainingLog
 
     def __init__(
-        self, folder: RunDirectory, ledger: Ledger, job: Job, execution: Execution, *, audited: bool
+        self, folder: RunDirectory, ledger: Ledger, job: Job, execution: Execution
     ) -> None:
         """Begins or resumes a run alike in all processes, and audits the remaining steps.
 
@@ -66,7 +65,6 @@ class DirectoryJournal(Journal):
           ledger: Ledger of the run, open for writing.
           job: Compiled job of the run.
           execution: Devices, timer and outputs.
-          audited: True if this process has just audited the job.
 
         Raises:
           LedgerError: if the run cannot resume as its guarantee assumes.
@@ -75,12 +73,9 @@ class DirectoryJournal(Journal):
         self.ledger, self.job, self._processes = ledger, job, Processes.current()
         history, sampler = ledger.history, job.mechanism.sampler
         checkpoint = folder.checkpoints.latest(job.shapes)
-        drawing = history.attempts[-1].drawing if audited else drawing_digest(job.mechanism)
-        step = checkpoint.step if checkpoint else 0
+        step, stop = checkpoint.step if checkpoint else 0, folder.stop_file.read(sampler)
         try:
-            decision = decide(
-                history, checkpoint, folder.stop_file.read(sampler), job.terms, drawing
-            )
+            decision = decide(history, checkpoint, stop, job.terms, job.drawing)
         except LedgerError as error:
             raise LedgerError(f"{folder.ledger_path}: {error}") from None
         origin = checkpoint and (checkpoint.attempt, checkpoint.ledger_head, checkpoint.seconds)
@@ -88,14 +83,14 @@ class DirectoryJournal(Journal):
         self._processes.check_alike({"files of the run": files})
         state = self._restored(checkpoint, decision) if checkpoint else None
         verdict = None
-        if not audited and step < job.mechanism.num_steps:
+        if step < job.mechanism.num_steps:
             execution.stages.begin("audit")
             verdict = job.audit(state, execution.progress)
         if isinstance(decision, NewAttempt):
-            self._begin_attempt(step, drawing)
+            self._begin_attempt(step)
         if verdict is not None:
             ledger.audited(verdict)
-        if self._processes.first and not audited:
+        if self._processes.first:
             folder.write_json("environment.json", job.environment())
             folder.cut_diagnostics(step)
         self.keys = keys_of(decision, sampler, job.spec.insecure_seed)
@@ -110,7 +105,7 @@ class DirectoryJournal(Journal):
             state = state._replace(noise=job.start().noise)
         return job.layout.put_state(job.scheduled(state))
 
-    def _begin_attempt(self, step: int, drawing: str) -> None:
+    def _begin_attempt(self, step: int) -> None:
         history = self.ledger.history
         self._execution.progress(
             f"attempt {len(history.attempts)} begins at step {step:,}, with new noise "
@@ -119,8 +114,8 @@ class DirectoryJournal(Journal):
         if self._processes.first:  # remove later states, and a guarantee without this attempt
             self._folder.checkpoints.destroy_after(step)
             self._folder.withdraw("guarantee.json")
-        terms, environment = history.attempts[0].terms, self.job.environment()
-        self.ledger.begin(terms, step=step, drawing=drawing, environment=environment)
+        drawing, environment = self.job.drawing, self.job.environment()
+        self.ledger.begin(self.job.terms, step=step, drawing=drawing, environment=environment)
 
     def draw(self) -> tuple[Draw, int]:
         """Returns the draw of remaining batches, and its seed.

@@ -16,7 +16,7 @@ from dpsgd.engine.placement import Placement
 from dpsgd.engine.sources import arrays_digest
 from dpsgd.gradients.frozen import matching_leaves
 from dpsgd.processor import processor_digest
-from dpsgd.runs.directory import DATA, Configuration, RunDirectory
+from dpsgd.runs.directory import Configuration, RunDirectory
 from dpsgd.runs.history import History
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.job import Job, rows_of
@@ -77,7 +77,7 @@ def plan_run(
     check_task(task, name or "the task")
     rows = rows_of(task)
     check(spec, rows[1].num_examples)
-    spec = dataclasses.replace(spec, delta=spec.delta_of(rows[1]))
+    requested, spec = spec.record(), dataclasses.replace(spec, delta=spec.delta_of(rows[1]))
     earlier = EarlierModel.read(spec.init_from)
     task, choices = settled(task, request_of(spec, rows[1]), name, earlier.task if earlier else {})
     if choices:
@@ -93,7 +93,7 @@ def plan_run(
         )
     stages.begin("accounting")
     run = resolve(spec, task, rows, progress)
-    record = {"task": task_record(task, name), **run.spec.record()}
+    record = {"task": task_record(task, name), **run.spec.record(), "requested": requested}
     if chosen := {**({"task": choices} if choices else {}), **run.chosen}:
         record["chosen"] = chosen
     job = Job.of_task(task, run, rows=rows, placement=placement, earlier=earlier, record=record)
@@ -191,11 +191,8 @@ def recorded_job(
     run = _as_begun(history.attempts[0].terms.mechanism, folder.path, config.spec, rows[1])
     job = Job.of_task(task, run, rows=rows, placement=execution.placement, record=config.record)
     job.check_rows()
-    if Processes.current().first and folder.data() != [job.digest]:
-        raise ValueError(
-            f"{folder.path / DATA} is missing, or the run began on other rows, for which its "
-            "guarantee holds: restore those rows, or start a new run"
-        )
+    if Processes.current().first:
+        folder.check_data(job.digest)
     _compile(job, execution)
     return job
 

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from accounting.records import named
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Independent
 from dpsgd.core.queries import FullSums
@@ -367,34 +366,3 @@ def _parameters(spec: RunSpec, task: Any) -> tuple[Any, dict[int, Any]]:
     params = jax.eval_shape(lambda: task.init(spec.init_seed))
     leaves = jax.tree.leaves(params)
     return params, {k: leaves[k] for k in matching_leaves(params, spec.train or "")}
-
-
-def differing(requested: RunSpec, resolved_spec: RunSpec) -> list[str]:
-    """Returns the names of options that differ from those given.
-
-    Args:
-      requested: Settings as given; open ones match every choice.
-      resolved_spec: Settings of a run, without open choices.
-    """
-    ours, theirs = requested.options(), resolved_spec.options()
-    sampler = with_separation(requested.sampler, resolved_spec.noise.bands)
-    if isinstance(sampler, SamplerSettings) and type(sampler) is type(resolved_spec.sampler):
-        sizes = {name: getattr(resolved_spec.sampler, name) for name in sampler.open_sizes()}
-        sampler = dataclasses.replace(sampler, **sizes)
-    ours["sampler"] = sampler
-    if requested.delta == "1/n":  # the resolved delta is a number
-        ours["target_delta"] = None
-    if isinstance(requested.tables, Auto):
-        ours["tables"] = theirs["tables"]
-        if isinstance(resolved_spec.tables, Dense):
-            ours = {name: x for name, x in ours.items() if name not in named(Lazy)}
-    if ours.get("bands") == "auto":
-        ours |= {name: theirs.get(name) for name in named(Banded)}
-    elif ours.get("bands") == 1:
-        ours |= dict.fromkeys(named(Banded))
-    if None not in (requested.init_from, resolved_spec.init_from):  # wherever the model lies
-        ours["init_from"] = resolved_spec.init_from
-    open_names = {*requested.open, "target_delta", "schedule"}
-    open_names |= {"average_tail"} if averages_by_rule(requested) else set()
-    names = (name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
-    return [name for name in names if name not in open_names or ours.get(name) is not None]

@@ -28,7 +28,7 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Segment
 from dpsgd.files import file_sha256
 from dpsgd.runs import report
-from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.directory import Configuration, RunDirectory
 from dpsgd.runs.history import History
 from dpsgd.runs.log import WORDS
 from dpsgd.runs.records import checked, fields_of
@@ -73,17 +73,25 @@ class FinishedRun:
 
     Attributes:
       path: Run directory.
-      task: The task's "name", "settings" and "description", as JSON values.
-      spec: Resolved settings.
+      config: Configuration of the run.
       record: Content of `report.json`, with the ledger's values for all entries of `proved`.
       history: Content of the ledger.
     """
 
     path: Path
-    task: dict[str, Any]
-    spec: RunSpec
+    config: Configuration
     record: dict[str, Any]
     history: History
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The task's "name", "settings" and "description", as JSON values."""
+        return self.config.task
+
+    @property
+    def spec(self) -> RunSpec:
+        """Resolved settings."""
+        return self.config.spec
 
     @classmethod
     def read(cls, path: Path) -> FinishedRun:
@@ -101,7 +109,7 @@ class FinishedRun:
         fields_of(
             Figures, record, where=f"{path / 'report.json'} is damaged, or of another version"
         )
-        return cls(path, config.task, config.spec, {**record, **proved(history)}, history)
+        return cls(path, config, {**record, **proved(history)}, history)
 
     def check_params(self) -> None:
         """Refuses parameters other than those that the run released.

@@ -25,7 +25,6 @@ from dpsgd.engine.placement import Placement, check_placement
 from dpsgd.files import FULL, make_folder
 from dpsgd.runs.attempts import Stop
 from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
-from dpsgd.runs.drawing import drawing_digest
 from dpsgd.runs.job import Job
 from dpsgd.runs.journal import DirectoryJournal, numbers
 from dpsgd.runs.ledger import Ledger
@@ -54,11 +53,10 @@ class Run:
         task: Task | None,
         execution: Execution,
         job: Job | None = None,
-        head: str = "",
     ) -> None:
         """Stores the parts of a run; use `create` or `open`."""
         self.folder: RunDirectory = folder
-        self._task, self._execution, self._job, self._head = task, execution, job, head
+        self._task, self._execution, self._job = task, execution, job
         self._record: dict[str, Any] | None = None
 
     @classmethod
@@ -105,9 +103,10 @@ class Run:
         RunDirectory.refuse_existing(out)
         job = plan_run(spec, task, name, execution)
         execution.stages.begin("audit")
-        audit, processes = job.audit(progress=progress), Processes.current()
-        head = processes.share(_write_new(out, job, audit) if processes.first else None)
-        return cls(RunDirectory(out), job.task, execution, job, head)
+        job.audit(progress=progress)
+        if Processes.current().first:
+            _write_new(out, job)
+        return cls(RunDirectory(out), job.task, execution, job)
 
     @classmethod
     def open(
@@ -228,17 +227,17 @@ class Run:
     @contextmanager
     def _resumed(self) -> Iterator[DirectoryJournal]:
         """Locks the ledger against other processes, and begins or resumes the run."""
+        folder, execution, processes = self.folder, self._execution, Processes.current()
         job, self._job = self._job, None
-        folder, execution = self.folder, self._execution
         config = None if job else folder.configuration(execution.progress)
-        with Ledger.open(folder.ledger_path, Processes.current()) as ledger:
+        with Ledger.open(folder.ledger_path, processes) as ledger:
             folder.history()  # refuses a ledger that is older than the checkpoints
-            history = ledger.history
-            audited = job is not None and history.head == self._head
-            if job is None or not audited:  # another process may have changed or replaced the run
-                config = config or folder.configuration(execution.progress)
-                job = recorded_job(folder, config, history, self._task, execution)
-            yield DirectoryJournal(folder, ledger, job, execution, audited=audited)
+            if job is None:
+                assert config is not None
+                job = recorded_job(folder, config, ledger.history, self._task, execution)
+            elif processes.first:  # another process may have replaced the run
+                folder.check_data(job.digest)
+            yield DirectoryJournal(folder, ledger, job, execution)
 
     def _finish(self, journal: DirectoryJournal) -> dict[str, Any]:
         """Trains to the end, evaluates, and writes model and report."""
@@ -281,18 +280,15 @@ class Run:
         return record
 
 
-def _write_new(out: Path, job: Job, audit: str) -> str:
-    """Writes the directory of a new run, and returns the head of its ledger."""
-    environment = job.environment()
-    drawing = drawing_digest(job.mechanism)
+def _write_new(out: Path, job: Job) -> None:
+    """Writes the directory of a new run."""
+    environment, drawing = job.environment(), job.drawing
     with RunDirectory.create(out) as directory:
         directory.write_json("config.json", dict(job.record))
         directory.write_json("environment.json", environment)
         directory.write_json("guarantee.json", job.guarantee.record())
         directory.write_json(DATA, {"data": [job.digest]})
-        with Ledger.create(directory.ledger_path, job.terms, drawing, environment) as ledger:
-            ledger.audited(audit)
-            return ledger.history.head
+        Ledger.create(directory.ledger_path, job.terms, drawing, environment).close()
 
 
 def run(task: Task, spec: RunSpec, out: str | os.PathLike[str], **how: Any) -> dict[str, Any]:

@@ -655,12 +655,12 @@ def _chooser(name: str) -> str:
 
 
 def config_digest(record: Mapping[str, Any]) -> str:
-    """Returns a digest of a configuration, without paths.
+    """Returns a digest of a configuration, without paths and the options as requested.
 
     >>> config_digest({"init_from": "a"}) == config_digest({"init_from": "b"})
     True
     """
-    content = dict(record)
+    content = {name: value for name, value in record.items() if name != "requested"}
     task = content.get("task")
     if isinstance(task, dict) and isinstance(task.get("settings"), dict):
         settings = {name: value for name, value in task["settings"].items() if name != "data"}

@@ -11,12 +11,11 @@ from typing import Any
 
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.files import lock, write_atomically
-from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.directory import Configuration, RunDirectory
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.mechanism import build_sampler
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.recommendation import RecommendationRequest
-from dpsgd.runs.resolve import differing
 from dpsgd.runs.result import FinishedRun, environment_mismatch
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped
@@ -315,7 +314,7 @@ def _summary(
         raise ValueError(f"{folder} holds runs of the task {task['name']}")
     for run in runs:
         result = finished[run.out.name]
-        _refuse_another(run, task, result.task, result.spec)
+        _refuse_another(run, task, result.config)
         data.update(result.data)
     if len(data) > 1 or None in data:
         raise ValueError(
@@ -385,25 +384,24 @@ def _finished(run: PlannedRun, asked: _Asked) -> bool:
         earlier = EarlierModel.read(run.spec.init_from)
         same_start = attempts[-1].terms.plan.initial == (earlier.initial if earlier else None)
         names += [] if same_start else ["init_from"]
-    _refuse_another(run, asked.task, config.task, config.spec, names)
+    _refuse_another(run, asked.task, config, names)
     return directory.finished
 
 
 def _refuse_another(
     run: PlannedRun,
     task: Mapping[str, Any],
-    begun: Mapping[str, Any],
-    found: RunSpec,
+    config: Configuration,
     others: Sequence[str] = (),
 ) -> None:
     """Raises ValueError if a folder holds another run than the planned one."""
-    names = differing(run.spec, found)
+    begun, names = config.task, config.differing(run.spec)
     if not names:
         for section in ("settings", "description"):
-            ours, theirs = dict(task[section]), dict(begun.get(section) or {})
+            ours, theirs = dict(task[section]), begun[section]
             keys = {**ours, **theirs}.keys() - {"data"}  # their path may differ
             names += sorted(key for key in keys if ours.get(key) != theirs.get(key))
-    names += ["task"] if task["name"] != begun.get("name") else []
+    names += ["task"] if task["name"] != begun["name"] else []
     if names := [*names, *others]:
         raise ValueError(
             f"{run.out} holds another run than this sweep's, with another "

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 import accounting
 from accounting import TrialCount
-from dpsgd import Mechanism, RunSpec, Segment, cost
+from dpsgd import Mechanism, Segment, cost
 from dpsgd.core.queries import FullSums
 from dpsgd.core.segments import check_together
 from dpsgd.files import write_atomically
+from dpsgd.runs.directory import Configuration
 from dpsgd.runs.history import NO_HEAD, History, LedgerError, line_of, read
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.result import FinishedRun, environment_mismatch
@@ -119,9 +120,9 @@ def test_a_whole_run_is_priced_by_the_file_alone(path, sampler):
 
 
 def test_what_differs_between_environments_is_named(path):
-    (attempt,), spec = read(declared(path)).attempts, RunSpec.of(BINS, noise_multiplier=SIGMA)
+    (attempt,), config = read(declared(path)).attempts, Configuration(path, {})
     one, other = (
-        FinishedRun(path, {}, spec, {}, History([replace(attempt, environment=where)]))
+        FinishedRun(path, config, {}, History([replace(attempt, environment=where)]))
         for where in ({"jax": "1", "code": "a"}, {"jax": "1", "code": "b"})
     )
     assert environment_mismatch([one, other]) == ["code"]

@@ -38,7 +38,7 @@ from dpsgd.noise.correlated import banded_square_root
 from dpsgd.runs.job import rows_of
 from dpsgd.runs.mechanism import resolved
 from dpsgd.runs.recommendation import RecommendationRequest, generic, sentence, table_step_size
-from dpsgd.runs.resolve import ADAM, choose, differing, resolve
+from dpsgd.runs.resolve import ADAM, choose, resolve
 from dpsgd.runs.spec import Dense
 from dpsgd.runs.support import (
     COLUMNS,
@@ -187,8 +187,6 @@ def test_a_rule_averages_with_rate_schedule_and_average_open(asked, expected):
     assert tuple(found.get(k) for k in ("schedule", "average_tail", "learning_rate")) == expected
     by_rule = record["settings"].get("average_tail")
     assert by_rule == (None if asked.options().get("average_tail") else expected[1])
-    assert differing(asked, spec) == []
-    assert differing(spec, chosen(OPEN, Averaging())[0]) != [] or asked is OPEN
 
 
 def test_a_task_settles_its_own_settings_and_the_run_records_why(tmp_path):
@@ -233,7 +231,7 @@ def test_a_task_without_a_rule_gets_constants_within_its_rows():
 def test_open_settings_take_the_recommendation_of_the_task(given, names):
     asked = OPEN.but(**given)
     found, record = chosen(asked, Recommending())
-    assert found.open == differing(asked, found) == []
+    assert found.open == []
     assert record == (
         {"settings": {name: getattr(RECOMMENDED, name) for name in names}} if names else {}
     )
@@ -334,7 +332,6 @@ def test_auto_tables_are_chosen_by_public_sizes_with_a_reason(task, options, exp
     assert record["tables"]["tables"] == found.options()["tables"] == expected
     assert record["tables"]["why"] == why  # without a remedy, as nothing is wrong
     assert {**given, **found.options()} == {**found.options(), **given}
-    assert differing(asked, found) == []
     assert sentence({"tables": record["tables"]}).startswith(f"chosen: tables {expected}, as ")
 
 
@@ -347,8 +344,6 @@ def test_open_lazy_table_settings_are_chosen_once_and_recorded():
     expected = {"tables_learning_rate": rate, "tables_momentum": 0.0, "flush_every": 384}
     assert record["settings"] == expected
     assert any("tables lazy, as they have 50 times" in one for one in lines)
-    assert differing(asked, found) == differing(asked.but(tables="lazy"), found) == []
-    assert differing(asked.but(tables="dense"), found)
 
 
 def test_a_rule_receives_lazy_tables_and_recommends_their_steps():
@@ -376,7 +371,6 @@ def test_an_open_sampler_cycle_takes_the_number_of_bands(name):
     found, record = chosen(asked)
     assert (found.sampler.cycle_length, found.noise.bands) == (4, 4)
     assert record == {}
-    assert differing(asked, found) == []
     mechanism = resolved(found, ROWS).mechanism
     assert mechanism.noise == banded_square_root(4)
     longer, _ = chosen(sgd(sampler=SETTINGS[name](**SIZES, cycle_length=5), bands=4))
@@ -427,20 +421,6 @@ def test_auto_bands_leave_least_error_at_the_guarantee_and_fit(options, bands, w
     assert found.noise.bands == bands
     assert record["noise"]["bands"] == bands
     assert why in record["noise"]["why"]
-    assert differing(asked, found) == []
-
-
-FIXED = ORDER(**SIZES)
-
-
-@pytest.mark.parametrize(
-    ("asked", "taken"),
-    [(None, {None}), (1, {None}), (2, {2}), ("auto", {None, 2})],
-)
-@pytest.mark.parametrize("found", [None, 2])
-def test_a_run_of_other_noise_is_not_the_one_that_was_asked_for(asked, taken, found):
-    names = differing(sgd(sampler=FIXED, bands=asked), sgd(sampler=FIXED, bands=found))
-    assert (not names) == (found in taken)
 
 
 # --- Calibration, and targets of the whole -----------------------------------------------------

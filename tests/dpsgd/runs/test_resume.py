@@ -108,16 +108,19 @@ def test_a_run_under_way_is_read_without_a_false_alarm(tmp_path, monkeypatch):
     assert folder.history().attempts[-1].steps == range(4)
 
 
-def test_a_replaced_run_directory_is_trained_as_the_new_run(tmp_path):
-    made = Run.create(line, config_of(noise_multiplier=1.0), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [((line, {"noise_multiplier": 4.0}), "another noise_mult"), ((Line(seed=1), {}), "other rows")],
+    ids=["noise", "rows"],
+)
+def test_a_run_directory_that_was_replaced_is_refused(tmp_path, other, why):
+    made, (task, changes) = Run.create(line, config_of(), tmp_path / "run"), other
     shutil.rmtree(tmp_path / "run")
-    Run.create(line, config_of(noise_multiplier=4.0), tmp_path / "run")
-    trained = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job.Training, "train", lambda self, *of: trained.append(self.mechanism))
-        with pytest.raises((AttributeError, TypeError)):  # no state comes back
-            made.train()
-    assert trained[0] == read(tmp_path / "run" / "ledger.jsonl").attempts[0].terms.mechanism
+    Run.create(task, config_of(**changes), tmp_path / "run")
+    before = files_of(tmp_path / "run")
+    with pytest.raises(ValueError, match=why):
+        made.train()
+    assert files_of(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.default_int_handler])
@@ -664,7 +667,7 @@ STORIES = {
     "a kill": (lambda out, patch: kill(out), None, 2),
     "the stop of an earlier step": (stopped_again, None, 2),
     "other drawing code": (
-        patched("dpsgd.runs.journal.drawing_digest", lambda sampler: "other"), None, 2,
+        patched("dpsgd.runs.job.drawing_digest", lambda sampler: "other"), None, 2,
     ),
     "another loss": (unchanged, Scaled(), 1),
     "another start": (
