@@ -131,6 +131,23 @@ def write_atomically(
     fsync_folder(path.parent)
 
 
+def append_line(descriptor: int, line: bytes) -> None:
+    """Appends a line to a file, durably on return.
+
+    Raises:
+      OSError: If it cannot be written; the file is then unchanged.
+    """
+    length = os.fstat(descriptor).st_size
+    try:
+        # One call: the system writes a line of this length whole, or (disk full) in part.
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, length)
+        raise
+
+
 def open_own(path: Path, flags: int, mode: int = PUBLIC) -> int:
     """Opens a regular file of this user; returns its descriptor.
 

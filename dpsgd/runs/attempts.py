@@ -26,7 +26,7 @@ from dpsgd.files import (
 from dpsgd.noise.keys import Keys, Seeds
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.drawing import own_code
-from dpsgd.runs.history import History, LedgerError
+from dpsgd.runs.history import Attempt, History, LedgerError
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Terms
 from samplers import BatchSampler
@@ -93,8 +93,7 @@ def decide(
             "run"
         )
     step = saved.step if saved else 0
-    if saved:
-        _check_declared(history, saved)
+    on_path = saved is not None and _attempt_of(history, saved).index == last.index
     of_stop = [attempt for attempt in history.attempts if stop and attempt.head == stop.attempt]
     if stop and of_stop and stop.step > of_stop[0].steps.stop:
         raise LedgerError(
@@ -109,7 +108,6 @@ def decide(
     if terms.plan.reproducible_noise:
         return Continue()
     _check_own_draws(history, drawing)
-    on_path = saved is not None and saved.attempt == last.index
     if step != last.steps.stop or not (on_path or not last.steps):
         return NewAttempt()
     if on_path and step == terms.mechanism.num_steps:
@@ -131,19 +129,17 @@ def _check_own_draws(history: History, drawing: str) -> None:
         )
 
 
-def _check_declared(history: History, saved: Checkpoint) -> None:
-    """Raises LedgerError if a checkpoint contradicts the ledger."""
+def _attempt_of(history: History, saved: Checkpoint) -> Attempt:
+    """Returns the attempt of a checkpoint; raises LedgerError if it contradicts the ledger."""
     name = f"the checkpoint of step {saved.step:,}"
     history.check_head(saved.ledger_head, name)
     by_then = history.lines[saved.ledger_head]
-    if by_then is None or by_then.index != saved.attempt:
-        raise LedgerError(f"{name} is not of this run: restore the checkpoint of this run")
-    declared = by_then.steps
-    if not declared.start <= saved.step <= declared.stop:
+    if by_then is None or not by_then.steps.start <= saved.step <= by_then.steps.stop:
         raise LedgerError(
-            f"{name} is not of this run, whose ledger declared steps {declared.start:,} to "
-            f"{declared.stop:,} when it was written: restore the checkpoint of this run"
+            f"{name} is not of this run, whose ledger had not declared its steps when it was "
+            "written: restore the checkpoint of this run"
         )
+    return by_then
 
 
 # --- Sampling seeds ------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Saves and restores training states atomically.
 
-A checkpoint is one file, fsynced and then renamed, that holds a SHA-256 of its content. Sharded
-arrays lie in further files (parts), which the checkpoint names. It also holds the ledger's head,
-but no key: docs/explanation/checkpoints.md.
+A checkpoint is one file, fsynced and then renamed: the bytes of the state's arrays, and a manifest
+that names them with their SHA-256. Pieces of sharded arrays that other processes hold lie in
+further files (parts), which the manifest names. It also holds the ledger's head, but no key:
+docs/explanation/checkpoints.md.
 """
 
 from __future__ import annotations
@@ -10,27 +11,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dpsgd.files import (
-    DAMAGED,
-    SECRET,
-    destroy,
-    file_sha256,
-    make_folder,
-    parse_json,
-    reserve,
-    write_atomically,
-)
+from dpsgd.files import DAMAGED, SECRET, destroy, make_folder, parse_json, reserve, write_atomically
 from dpsgd.runs.processes import Processes
-from dpsgd.runs.records import checked
 
 if TYPE_CHECKING:
     from dpsgd.core.state import TrainState
@@ -38,23 +28,19 @@ if TYPE_CHECKING:
 KEPT = 2
 """Number of checkpoints on the disk, one of them for fallback."""
 
-_RESERVED = ".reserved"
-"""Name of the file that reserves disk space for the next checkpoint."""
+_SUFFIX = ".checkpoint"
 
 _SLACK = 2**12
-"""Most bytes of an array's header."""
+"""Most bytes of the manifest per array."""
 
-_LEAF = "state"
-_PARTS = "parts"
-_DIGEST = "sha256"
+_TAIL = 40
+"""Bytes after the manifest: its SHA-256, and its length."""
 
 
 class Checkpoint(NamedTuple):
     """Training state without pending noise, and its place in the run."""
 
     state: TrainState
-    attempt: int
-    """Index of the attempt that computed the state."""
     ledger_head: str
     """Hash of the ledger's last line when the checkpoint was written."""
     seconds: float
@@ -81,99 +67,85 @@ class Checkpoints:
           ValueError: if the state has pending noise, or the folder is a symbolic link.
           OSError: if the checkpoint cannot be written.
         """
-        import jax
-
         if checkpoint.state.pending:
             raise ValueError(
                 "state has pending noise, which no checkpoint may hold: flush it first"
             )
         self._make_folder()
-        leaves = {
-            _LEAF + jax.tree_util.keystr(key_path): leaf
-            for key_path, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.state)
-        }
-        sharded = {name: leaf for name, leaf in leaves.items() if _is_sharded(leaf)}
-        name = f"{checkpoint.step:012d}"
-        part_records = self._save_parts(name, sharded) if sharded else []
-        if self._processes.first:
-            arrays = {name: np.asarray(leaves[name]) for name in leaves.keys() - sharded.keys()}
-            arrays["attempt"] = np.array(checkpoint.attempt)
-            arrays["ledger_head"] = np.array(checkpoint.ledger_head)
-            arrays["seconds"] = np.array(checkpoint.seconds)
-            if part_records:
-                arrays[_PARTS] = np.array(json.dumps(part_records))
-            arrays[_DIGEST] = np.array(_digest(f"{name}.npz", arrays))
+        processes, leaves = self._processes, _leaves(checkpoint.state)
+        is_parted = any(map(_is_sharded, leaves.values()))
+        if not (processes.first or is_parted):
+            return
+        step = f"{checkpoint.step:012d}"
+        part_name = f"{step}.part-{processes.index}-of-{processes.count}"
+        path = self.folder / (step + _SUFFIX if processes.first else part_name)
+        part: dict[str, Any] = {"name": path.name, "pieces": []}
 
-            write_atomically(
-                self.folder / f"{name}.npz",
-                lambda file: np.savez(file, allow_pickle=False, **arrays),
-                mode=SECRET,  # the state may reveal the noise
-                reserved=self.folder / _RESERVED,
-            )
+        def write(file: IO[bytes]) -> None:
+            digest = hashlib.sha256()
+            for leaf, array in leaves.items():
+                for bounds, block in self._blocks(array):
+                    part["pieces"].append([leaf, bounds, file.tell()])
+                    flat = np.ascontiguousarray(block).reshape(-1)
+                    digest.update(content := flat.view(np.uint8).data)
+                    file.write(content)
+            part.update(length=file.tell(), sha256=digest.hexdigest())
+            if processes.first:  # once the parts of all others are on the disk
+                facts = {
+                    "ledger_head": checkpoint.ledger_head,
+                    "seconds": checkpoint.seconds,
+                    "leaves": {leaf: [str(x.dtype), list(x.shape)] for leaf, x in leaves.items()},
+                    "parts": processes.gather(part) if is_parted else [part],
+                }
+                manifest = json.dumps(facts).encode()
+                file.write(manifest + _manifest_digest(path, manifest))
+                file.write(len(manifest).to_bytes(8, "little"))
+
+        # The state may reveal the noise.
+        write_atomically(path, write, mode=SECRET, reserved=self._reserved)
+        if processes.first:
             self._destroy_old()
+        else:
+            processes.gather(part)
 
-    def room(self, state: TrainState) -> dict[Path, int]:
-        """Returns the bytes to reserve per file of this process."""
-        import jax
+    def _blocks(self, array: Any) -> Iterator[tuple[list[list[int]], Any]]:
+        """Yields bounds and entries of the pieces of an array that this process writes."""
+        if _is_sharded(array):
+            for shard in array.addressable_shards:
+                if not shard.replica_id:  # else a copy of a shard that is written elsewhere
+                    index = zip(shard.index, array.shape, strict=True)
+                    yield [list(span.indices(size)[:2]) for span, size in index], shard.data
+        elif self._processes.first:
+            yield [[0, size] for size in array.shape], array
 
-        leaves = jax.tree.leaves(state)
-        sharded = [leaf for leaf in leaves if _is_sharded(leaf)]
-        shard_bytes = sum(
-            shard.data.nbytes for leaf in sharded for shard in leaf.addressable_shards
-        )
-        unsharded_bytes = sum(leaf.nbytes for leaf in leaves if not _is_sharded(leaf))
-        sizes = {self._reserved_part: shard_bytes} if sharded else {}
-        if self._processes.first:
-            sizes[self.folder / _RESERVED] = unsharded_bytes + (16 + len(leaves)) * _SLACK + 2**16
-        return sizes
+    def room(self, state: TrainState) -> int:
+        """Returns the bytes to reserve for the file of this process."""
+        leaves = _leaves(state).values()
+        blocks = [block.nbytes for array in leaves for _, block in self._blocks(array)]
+        slack = (16 + len(leaves)) * _SLACK + 2**16
+        return sum(blocks) + slack if self._processes.first else sum(blocks)
 
-    def reserve(self, room: Mapping[Path, int]) -> None:
+    def reserve(self, room: int) -> None:
         """Reserves disk space for the next checkpoint.
 
         Args:
-          room: Size in bytes by file, from `room`; existing files are left as they are.
+          room: Size in bytes, from `room`; an existing file is left as it is.
 
         Raises:
           OSError: if the disk is full.
         """
         self._make_folder()
-        for path, size in room.items():
-            if not path.exists():
-                reserve(path, size)
+        if room and not self._reserved.exists():
+            reserve(self._reserved, room)
 
     @property
-    def _reserved_part(self) -> Path:
-        return self.folder / f"{_RESERVED}-{self._processes.index}"
+    def _reserved(self) -> Path:
+        return self.folder / f".reserved-{self._processes.index}"
 
     def _make_folder(self) -> None:
         with contextlib.suppress(FileExistsError):
             make_folder(self.folder, 0o700)
         self._refuse_link()
-
-    def _save_parts(self, name: str, sharded: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Writes this process's shards; returns descriptions of all parts."""
-        processes, digest, pieces = self._processes, hashlib.sha256(), []
-
-        def write(file: IO[bytes]) -> None:
-            for leaf, array in sharded.items():
-                for shard in array.addressable_shards:
-                    if shard.replica_id:  # a copy of a shard that is written elsewhere
-                        continue
-                    index = zip(shard.index, array.shape, strict=True)
-                    pieces.append([leaf, [span.indices(n)[:2] for span, n in index], file.tell()])
-                    digest.update(content := _bytes(shard.data))
-                    file.write(content)
-
-        part_name = f"{name}.part-{processes.index}-of-{processes.count}"
-        path = self.folder / part_name
-        write_atomically(path, write, mode=SECRET, reserved=self._reserved_part)
-        described = {
-            "name": part_name,
-            "sha256": digest.hexdigest(),
-            "pieces": pieces,
-            "leaves": {leaf: [str(x.dtype), list(x.shape)] for leaf, x in sharded.items()},
-        }
-        return processes.gather(described)
 
     def _destroy_old(self) -> None:
         """Destroys all but the newest `KEPT` checkpoints, parts included."""
@@ -202,60 +174,50 @@ class Checkpoints:
         """
         self._refuse_link()
         names = self._processes.share([path.name for path in self._paths()])
-        paths = [self.folder / name for name in names]
-        members: dict[str, Any]
-        for path in paths:
+        for path in (self.folder / name for name in names):
+            manifest: Any = {}
             try:
-                with np.load(path, allow_pickle=False) as saved:
-                    members = {name: saved[name] for name in saved.files}
-                if str(members.pop(_DIGEST)) != _digest(path.name, members):
-                    raise ValueError(f"{path} is damaged")
-                attempt = int(members.pop("attempt"))
-                head, seconds = str(members.pop("ledger_head")), float(members.pop("seconds"))
-                if _PARTS in members:
-                    members |= self._read_parts(str(members.pop(_PARTS)))
+                manifest = _manifest(path)
+                arrays = self._arrays(manifest)
             except DAMAGED:
-                members = {}
+                arrays = {}
             # If one process cannot read it, all processes try the checkpoint before.
-            if all(self._processes.gather(bool(members))):
-                return Checkpoint(_restore(members, like, path), attempt, head, seconds)
-        if paths:
+            if all(self._processes.gather(bool(arrays))):
+                head, seconds = manifest["ledger_head"], manifest["seconds"]
+                return Checkpoint(_restore(arrays, like, path), head, seconds)
+        if names:
             raise ValueError(
                 f"{self.folder}: every checkpoint is damaged; restore one from a copy, or remove "
                 "them to begin again from the initial parameters"
             )
         return None
 
-    def _read_parts(self, described: str) -> dict[str, PartedArray]:
-        """Returns the arrays in parts; raises ValueError for a damaged part.
+    def _arrays(self, manifest: Any) -> dict[str, PartedArray]:
+        """Returns the arrays of a manifest; raises ValueError for a damaged part.
 
-        Each process checks the SHA-256 of its share of the parts.
+        Each process checks the SHA-256 of process 0's arrays, and of its share of the parts.
         """
-        arrays: dict[str, PartedArray] = {}
-        for number, record in enumerate(checked(parse_json(described.encode()), list[Any], _PARTS)):
-            file = self.folder / checked(record["name"], str, "name")
-            is_assigned = number % self._processes.count == self._processes.index
-            if is_assigned and file_sha256(file) != record["sha256"]:
-                raise ValueError(f"{file} is damaged")
-            for leaf, (dtype, shape) in record["leaves"].items():
-                arrays.setdefault(leaf, PartedArray(tuple(shape), np.dtype(dtype), []))
-            for leaf, bounds, offset in record["pieces"]:
-                index = tuple(slice(first, stop) for first, stop in bounds)
+        arrays = {
+            leaf: PartedArray(tuple(shape), np.dtype(dtype), [])
+            for leaf, (dtype, shape) in manifest["leaves"].items()
+        }
+        for number, part in enumerate(manifest["parts"]):
+            file, length = self.folder / part["name"], part["length"]
+            is_assigned = number % self._processes.count in (0, self._processes.index)
+            if length and is_assigned:
+                content = np.memmap(file, np.uint8, "r", shape=length)
+                if hashlib.sha256(content.data).hexdigest() != part["sha256"]:
+                    raise ValueError(f"{file} is damaged")
+            for leaf, bounds, offset in part["pieces"]:
+                index = tuple(slice(*bound) for bound in bounds)
                 arrays[leaf].pieces.append((index, file, offset))
-        for leaf, array in arrays.items():
-            sizes = [math.prod(_lengths(index)) for index, _, _ in array.pieces]
-            if sum(sizes) != math.prod(array.shape):
-                raise ValueError(f"{leaf} lacks some of its pieces")
         return arrays
 
     def latest_head(self) -> str | None:
         """Returns the newest readable checkpoint's ledger head, or None."""
         for path in self._paths():
-            try:
-                with np.load(path, allow_pickle=False) as saved:
-                    return str(saved["ledger_head"])
-            except DAMAGED:
-                continue
+            with contextlib.suppress(*DAMAGED):
+                return str(_manifest(path)["ledger_head"])
         return None
 
     def remove(self) -> None:
@@ -273,22 +235,33 @@ class Checkpoints:
 
     def _paths(self) -> list[Path]:
         """Returns the checkpoint files, newest first, without their parts."""
-        return sorted(self.folder.glob("[0-9]*.npz"), reverse=True)
+        return sorted(self.folder.glob(f"[0-9]*{_SUFFIX}"), reverse=True)
 
 
-def _digest(name: str, arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns the SHA-256 of a checkpoint's name and all its arrays."""
-    digest = hashlib.sha256(name.encode())
-    for key, array in sorted(arrays.items()):
-        # By kind and size: NumPy reads back a bfloat16 as two bytes without a meaning.
-        kind = f"{array.dtype.kind}{array.dtype.itemsize}"
-        digest.update(f"\n{key} {kind} {array.shape}\n".encode())
-        digest.update(_bytes(array))
-    return digest.hexdigest()
+def _manifest(path: Path) -> Any:
+    """Returns the manifest of a checkpoint; raises an error of `DAMAGED` if it is not whole."""
+    with path.open("rb") as file:
+        file.seek(-_TAIL, os.SEEK_END)
+        tail = file.read()
+        length = int.from_bytes(tail[-8:], "little")
+        file.seek(-_TAIL - length, os.SEEK_END)
+        content = file.read(length)
+    if _manifest_digest(path, content) != tail[:-8]:
+        raise ValueError(f"{path} is damaged")
+    return parse_json(content)
 
 
-def _bytes(array: Any) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+def _manifest_digest(path: Path, content: bytes) -> bytes:
+    """Returns the SHA-256 of a checkpoint's name and its manifest."""
+    return hashlib.sha256(path.name.encode() + content).digest()
+
+
+def _leaves(state: TrainState) -> dict[str, Any]:
+    """Returns the arrays of a state by key path."""
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(key_path): leaf for key_path, leaf in leaves}
 
 
 def _step(path: Path) -> int:
@@ -341,21 +314,18 @@ def _is_sharded(leaf: Any) -> bool:
     return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
 
 
-def _restore(members: Mapping[str, Any], like: Any, path: Path) -> Any:
+def _restore(arrays: dict[str, PartedArray], like: Any, path: Path) -> Any:
     import jax
 
     def leaf(key_path, expected):
-        name = _LEAF + jax.tree_util.keystr(key_path)
-        array = members.get(name)
+        name, dtype = jax.tree_util.keystr(key_path), np.dtype(expected.dtype)
+        array = arrays.get(name)
         if array is None or array.shape != np.shape(expected):
             raise ValueError(
                 f"{path} is of another model or optimizer: no {name} of shape {np.shape(expected)}"
             )
-        dtype = np.dtype(expected.dtype)
-        if isinstance(array, np.ndarray) and array.dtype.kind == "V":
-            array = array.view(dtype)  # bfloat16 and its kin, to NumPy bytes without a meaning
         if array.dtype != dtype:
             raise ValueError(f"{path}: {name} is {array.dtype}, expected {dtype}")
-        return array
+        return array if array.pieces[1:] else np.asarray(array)
 
     return jax.tree_util.tree_map_with_path(leaf, like)

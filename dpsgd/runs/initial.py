@@ -138,7 +138,7 @@ def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
     """Reads a pytree of arrays by name.
 
     Args:
-      path: .npz file; a checkpoint is refused.
+      path: .npz file.
       like: Pytree with the structure, shapes and dtypes of the arrays.
       cast: True to convert floating-point arrays to the dtypes of `like`.
 
@@ -147,10 +147,6 @@ def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
         that are not finite after a cast.
     """
     stored = _stored_arrays(path)
-    if "ledger_head" in stored:
-        raise ValueError(
-            f"{path} is a checkpoint, which is not released: finish its run by `dpsgd resume`"
-        )
     leaves = zip(leaf_names(like), jax.tree_util.tree_leaves_with_path(like), strict=True)
     names = [_stored_name(path, stored, name, *leaf) for name, leaf in leaves]
     if extra := sorted(stored.keys() - {*names}):

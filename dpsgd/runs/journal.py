@@ -78,7 +78,7 @@ class DirectoryJournal(Journal):
             decision = decide(history, checkpoint, stop, job.terms, job.drawing)
         except LedgerError as error:
             raise LedgerError(f"{folder.ledger_path}: {error}") from None
-        origin = checkpoint and (checkpoint.attempt, checkpoint.ledger_head, checkpoint.seconds)
+        origin = checkpoint and checkpoint[1:]
         files = [type(decision).__name__, decision, origin, step]
         self._processes.check_alike({"files of the run": files})
         state = self._restored(checkpoint, decision) if checkpoint else None
@@ -100,7 +100,7 @@ class DirectoryJournal(Journal):
     def _restored(self, checkpoint: Checkpoint, decision: Decision) -> TrainState:
         """Returns the state of a checkpoint on the devices, as `decision` continues it."""
         job, state, last = self.job, checkpoint.state, self.ledger.history.attempts[-1]
-        if isinstance(decision, NewAttempt) or checkpoint.attempt != last.index:
+        if isinstance(decision, NewAttempt) or not last.steps:  # an earlier attempt computed it
             # Rows that were released before have no part in its noise.
             state = state._replace(noise=job.start().noise)
         return job.layout.put_state(job.scheduled(state))
@@ -273,8 +273,7 @@ class DirectoryJournal(Journal):
 
     def _save(self, state: TrainState) -> None:
         began, history = time.perf_counter(), self.ledger.history
-        index = history.attempts[-1].index
-        self._folder.checkpoints.save(Checkpoint(state, index, history.head, self.seconds))
+        self._folder.checkpoints.save(Checkpoint(state, history.head, self.seconds))
         self._saved, self._saved_step = time.perf_counter(), int(state.step)
         self._writing = self._saved - began
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
 import secrets
 import time
@@ -16,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpsgd.files import PUBLIC, fsync_folder, lock, open_own
+from dpsgd.files import PUBLIC, append_line, fsync_folder, lock, open_own
 from dpsgd.runs.history import Attempt, History, LedgerError, line_of, missing_error, price_of
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import to_json
@@ -202,14 +201,9 @@ class Ledger:
             self.history, attempts=[*self.history.attempts], lines={**self.history.lines}
         )
         history.extend(body, head)  # refuses an invalid line
-        length = os.fstat(self._descriptor).st_size
         try:
-            # One call: the system writes a line of this length whole, or (disk full) in part.
-            if os.write(self._descriptor, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._descriptor)
+            append_line(self._descriptor, line)
         except OSError as error:
-            os.ftruncate(self._descriptor, length)
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         self.history = history
 

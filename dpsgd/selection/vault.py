@@ -6,7 +6,6 @@ once its line is in the journal. See docs/explanation/secrecy-of-a-selection.md.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -18,7 +17,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from accounting import TrialCount
-from dpsgd.files import SECRET, destroy, lock, open_own, parse_json, write_atomically
+from dpsgd.files import SECRET, append_line, destroy, lock, open_own, parse_json, write_atomically
 from dpsgd.runs.records import checked
 
 TRIALS = "trials"
@@ -45,8 +44,7 @@ class VaultSecret:
         """Writes the secret to a file.
 
         The file also has its inode number, so that `load` refuses a copy. A process that is killed
-        before the folder has its name leaves the secret in a hidden folder, which the next start
-        at the same place destroys (`RunDirectory.create`).
+        before the folder has its name leaves in a hidden folder a secret that nothing is drawn by.
 
         Args:
           path: File to create.
@@ -236,11 +234,4 @@ class Vault:
         return checked(lines, list[dict[str, Any]], location)
 
     def _append(self, line: dict[str, Any]) -> None:
-        content, length = f"{json.dumps(line)}\n".encode(), os.fstat(self._journal).st_size
-        try:
-            if os.write(self._journal, content) < len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._journal)
-        except OSError:
-            os.ftruncate(self._journal, length)
-            raise
+        append_line(self._journal, f"{json.dumps(line)}\n".encode())

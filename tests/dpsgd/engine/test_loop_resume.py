@@ -74,7 +74,7 @@ def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
     for block in blocks:
         ends.append(block.steps.stop)
         if len(ends) == 2:
-            checkpoints.save(Checkpoint(block.state, 0, "", 0.0))
+            checkpoints.save(Checkpoint(block.state, "", 0.0))
     assert ends[-1] == sampler.num_steps
     rest, resumed = run(private, checkpoints.latest(initial()).state)
     assert rest == ends[2:]

@@ -295,7 +295,7 @@ def test_between_line_and_sum(folder):
     run = Run(folder / "run", 2, of={0: {"before": dying}})
     check_ended(run, but=(0,))
     declared = read(run.out / "ledger.jsonl").attempts[-1].steps.stop
-    saved = max(int(path.stem) for path in (run.out / "checkpoints").glob("*.npz"))
+    saved = max(int(path.stem) for path in (run.out / "checkpoints").glob("*.checkpoint"))
     assert (declared, saved) == (12, 8)
     assert outcome(go_on(run.out, 2)) == whole
 
@@ -321,7 +321,7 @@ def test_sharded(folder):
     run.await_steps(16)
     os.kill(run.trainer(1), signal.SIGKILL)
     check_ended(run)
-    newest = sorted((run.out / "checkpoints").glob("*.npz"))[-1]
+    newest = sorted((run.out / "checkpoints").glob("*.checkpoint"))[-1]
     part = newest.with_name(f"{newest.stem}.part-1-of-2")
     part.write_bytes(part.read_bytes()[:-1])
     assert outcome(go_on(run.out, 2, all=how)) == whole

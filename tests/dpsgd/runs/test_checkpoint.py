@@ -36,7 +36,7 @@ def checkpoints(tmp_path):
 
 
 def save(checkpoints, step, **kind):
-    checkpoints.save(Checkpoint(state(step, **kind), 0, f"head {step}", 1.5))
+    checkpoints.save(Checkpoint(state(step, **kind), f"head {step}", 1.5))
 
 
 def files(checkpoints):
@@ -64,7 +64,7 @@ def test_no_checkpoint_is_made_of_a_state_with_pending_noise(checkpoints):
     table = Table(jnp.ones((4, 2)), None, steps=jnp.zeros(4, jnp.int32))
     pending = TrainState(jnp.int32(1), {"table": table.values}, ()).with_tables({0: table})
     with pytest.raises(ValueError, match=r"pending noise, .*flush it"):
-        checkpoints.save(Checkpoint(pending, 0, "head", 1.5))
+        checkpoints.save(Checkpoint(pending, "head", 1.5))
     assert not checkpoints.folder.exists()
 
 
@@ -117,28 +117,23 @@ def test_a_flipped_byte_anywhere_is_noticed_or_without_effect(checkpoints, strid
 
 def test_a_cut_or_mixed_checkpoint_yields_to_the_previous_one(checkpoints):
     for step in (1, 2, 3):
-        checkpoints.save(Checkpoint(state(step), step, f"head {step}", float(step)))
+        checkpoints.save(Checkpoint(state(step), f"head {step}", float(step)))
     older, newest = files(checkpoints)[-2:]
-    content = newest.read_bytes()
-    with np.load(older) as other, np.load(newest) as saved:
-        others, whole = dict(other), dict(saved)
-
-    def holds(**arrays):
-        np.savez(newest, allow_pickle=False, **arrays)
-
-    changed = [name for name in whole if not np.array_equal(whole[name], others[name])]
-    assert {"attempt", "ledger_head", "seconds", "sha256", "state.step"} < set(changed)
-    damages = [lambda n=n: newest.write_bytes(content[:n]) for n in (0, 1, 100, -1)]
-    damages += [lambda name=n: holds(**{**whole, name: others[name]}) for n in changed]
-    damages += [lambda m=m: holds(**{n: x for n, x in whole.items() if n != m}) for m in whole]
+    content, others = newest.read_bytes(), older.read_bytes()
+    cut = len(content) // 2
+    later = newest.with_name(newest.name.replace("3", "9"))
+    damages = [lambda n=n: newest.write_bytes(content[:n]) for n in (0, 1, 39, 100, -1)]
+    damages += [lambda n=n: newest.write_bytes(content[:n] + others[n:]) for n in (1, cut, -9)]
+    damages += [lambda n=n: newest.write_bytes(others[:n] + content[n:]) for n in (1, cut, -9)]
+    damages += [lambda: newest.write_bytes(content[:-8] + bytes(7) + b"\xff")]
     damages += [lambda: shutil.copy(older, newest)]  # under a name that is not its own
-    damages += [lambda: shutil.copy(older, newest.with_name("000000000009.npz"))]
+    damages += [lambda: shutil.copy(older, later)]
     for damage in damages:
         damage()
         found = checkpoints.latest(LIKE)
-        assert (found.step, *found[1:]) == (2, 2, "head 2", 2.0)
-    newest.with_name("000000000009.npz").unlink()
-    holds(**whole)
+        assert (found.step, *found[1:]) == (2, "head 2", 2.0)
+    later.unlink()
+    newest.write_bytes(content)
     assert int(checkpoints.latest(LIKE).state.step) == 3
     for path in files(checkpoints):
         path.write_bytes(content[:100])
@@ -194,7 +189,7 @@ def save_parts(folder, steps=(1, 2), count=2, dtype=np.float32):
             rows = Dealt(whole.params["table"], processes.index, count)
             noise = Dealt(whole.noise, processes.index, count, axis=1)
             state = whole._replace(raw_params={**whole.params, "table": rows}, noise=noise)
-            Checkpoints(folder, processes).save(Checkpoint(state, 0, f"head {step}", 1.5))
+            Checkpoints(folder, processes).save(Checkpoint(state, f"head {step}", 1.5))
 
     assert together(count, work) == [None] * count
 
@@ -231,7 +226,8 @@ def test_what_is_indexed_is_read_across_parts(tmp_path, dealt):
 @pytest.mark.parametrize("harm", ["bit", "cut", "gone", "older"])
 def test_a_damaged_part_takes_all_to_the_previous_checkpoint(tmp_path, dealt, part, harm):
     save_parts(tmp_path / "c")
-    path, older = (tmp_path / f"c/{step:012d}.part-{part}-of-2" for step in (2, 1))
+    name = "part-1-of-2" if part else "checkpoint"
+    path, older = (tmp_path / f"c/{step:012d}.{name}" for step in (2, 1))
     content = bytearray(path.read_bytes())
     content[7] ^= 1
     if harm == "gone":
@@ -240,14 +236,14 @@ def test_a_damaged_part_takes_all_to_the_previous_checkpoint(tmp_path, dealt, pa
         path.write_bytes({"bit": content, "cut": content[:-1], "older": older.read_bytes()}[harm])
     assert_all_have(tmp_path / "c", 1)
     assert_all_have(tmp_path / "c", 1, count=1)
-    # Its head is known all the same: a ledger that is older than that is refused.
-    assert Checkpoints(tmp_path / "c").latest_head() == "head 2"
+    if part or harm == "bit":  # its head is known: a ledger that is older than that is refused
+        assert Checkpoints(tmp_path / "c").latest_head() == "head 2"
 
 
 def test_a_checkpoint_unreadable_to_one_process_is_read_by_none(tmp_path, dealt):
     save_parts(tmp_path / "c")
     shutil.copytree(tmp_path / "c", tmp_path / "other")
-    (tmp_path / "other/000000000002.npz").unlink()
+    (tmp_path / "other/000000000002.checkpoint").unlink()
 
     def work(processes):
         return Checkpoints(tmp_path / ("other" if processes.index else "c"), processes).latest(

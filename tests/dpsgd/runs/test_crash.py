@@ -31,8 +31,8 @@ def test_killed_at_any_file_operation_a_run_goes_on(tmp_path, sampler, seed):
 
 
 OTHERS = {  # and files of which each must have been one to be killed at
-    "calibrated": ("deterministic", CALIBRATED, ("calibration.json", ".000000000013.npz")),
-    "lazy tables": ("balls-and-bins-lazy", WORDS, (".000000000006.npz",)),
+    "calibrated": ("deterministic", CALIBRATED, ("calibration.json", ".000000000013.checkpoint")),
+    "lazy tables": ("balls-and-bins-lazy", WORDS, (".000000000006.checkpoint",)),
 }
 
 

@@ -23,7 +23,7 @@ TERMS = Terms(PLAN, 1e-3, config="a")
 
 def saved_at(step, attempt, head):
     """The checkpoint of a step."""
-    return Checkpoint(SimpleNamespace(step=step), attempt, head, 0.0)
+    return Checkpoint(SimpleNamespace(step=step, attempt=attempt), head, 0.0)
 
 
 class Folder:
@@ -70,7 +70,7 @@ class Folder:
 def model(folder):
     """Continues what has drawn nothing beyond its checkpoint by the same code and seed."""
     last, index = folder.history.attempts[-1], len(folder.history.attempts) - 1
-    step, by = (folder.saved[0].step, folder.saved[0].attempt) if folder.saved else (0, -1)
+    step, by = (folder.saved[0].step, folder.saved[0].state.attempt) if folder.saved else (0, -1)
     if not last.steps and step == last.steps.start and last.drawing == folder.drawing:
         return Continue
     if by != index or step != last.steps.stop:
@@ -195,8 +195,7 @@ REFUSED = {
     "noise": ({"terms": with_noise(2.0)}, "line 1: .*another noise_multiplier"),
     "seed": ({"terms": REPRODUCIBLE}, "reproducible_noise"),
     "older ledger": ({"saved": saved_at(8, 0, "ab" * 32)}, "rolled back or replaced"),
-    "another attempt": ({"saved": saved_at(4, 1, "head 1")}, "is not of this run"),
-    "step not declared": ({"saved": saved_at(9, 0, "head 2")}, "declared steps"),
+    "step not declared": ({"saved": saved_at(9, 0, "head 2")}, "had not declared"),
 }  # fmt: skip
 
 

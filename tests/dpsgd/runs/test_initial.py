@@ -357,7 +357,7 @@ UNFIT = {
     "another format": (content(b"\x93NUMPY"), FORMAT),
     "no run": (lambda models, folder: folder, "is not a run directory"),
     "an unfinished run": (stopped("cut"), "`dpsgd resume"),
-    "a checkpoint": (stopped("cut/checkpoints/*"), "is a checkpoint, which is not released"),
+    "a checkpoint": (stopped("cut/checkpoints/*"), "or not an .npz file"),
 }
 
 
