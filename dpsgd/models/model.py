@@ -248,7 +248,7 @@ def trained_on(model: TrainedModel, data: Path, *, kinds: Mapping[str, str]) -> 
     from dpsgd.runs.initial import chain
     from dpsgd.runs.job import rows_of
 
-    digests = [digest for run in chain(str(model.path)) for digest in run.data() if digest]
+    digests = [digest for run in chain(str(model.path)) if (digest := run.data())]
     if not digests:
         return False
     try:

@@ -121,10 +121,10 @@ def decide(
 
 def _check_own_draws(history: History, drawing: str) -> None:
     """Raises LedgerError if an own sampler or noise draws differently than for declared steps."""
-    parts = own_code(history.attempts[0].terms.mechanism)
-    if parts and any(a.steps and a.drawing != drawing for a in history.attempts):
+    names = own_code(history.attempts[0].terms.mechanism)
+    if names and any(a.steps and a.drawing != drawing for a in history.attempts):
         raise LedgerError(
-            f"the {' or the '.join(parts)} draws differently than when the run declared steps: "
+            f"the {' or the '.join(names)} draws differently than when the run declared steps: "
             "restore the code that it uses, or start a new run (the declared steps still count)"
         )
 

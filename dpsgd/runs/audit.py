@@ -41,11 +41,11 @@ def conformance(
     shapes = tuple((np.shape(leaf), np.result_type(leaf)) for leaf in jax.tree.leaves(params))
     structure, checks = jax.tree.structure(params), []
     rule = [(RULES, spec.clipping)] * (sum(math.prod(shape) for shape, _ in shapes) > LARGE)
-    for registry, part in [(OPTIMIZERS, spec.optimizer), *rule]:
-        if registry.is_own(part):
-            name = f"the {registry.noun} {registry.name_of(type(part))}"
+    for registry, component in [(OPTIMIZERS, spec.optimizer), *rule]:
+        if registry.is_own(component):
+            name = f"the {registry.noun} {registry.name_of(type(component))}"
             progress(f"checking {name}")
-            detail = _failure(part, shapes, structure)
+            detail = _failure(component, shapes, structure)
             name = f"{name} passes its conformance check"
             checks.append(CheckResult(name, not detail, detail))
     return AuditReport(tuple(checks))

@@ -79,23 +79,23 @@ class Checkpoints:
         step = f"{checkpoint.step:012d}"
         part_name = f"{step}.part-{processes.index}-of-{processes.count}"
         path = self.folder / (step + _SUFFIX if processes.first else part_name)
-        part: dict[str, Any] = {"name": path.name, "pieces": []}
+        content: dict[str, Any] = {"name": path.name, "pieces": []}
 
         def write(file: IO[bytes]) -> None:
             digest = hashlib.sha256()
             for leaf, array in leaves.items():
                 for bounds, block in self._blocks(array):
-                    part["pieces"].append([leaf, bounds, file.tell()])
+                    content["pieces"].append([leaf, bounds, file.tell()])
                     flat = np.ascontiguousarray(block).reshape(-1)
-                    digest.update(content := flat.view(np.uint8).data)
-                    file.write(content)
-            part.update(length=file.tell(), sha256=digest.hexdigest())
+                    digest.update(entries := flat.view(np.uint8).data)
+                    file.write(entries)
+            content.update(length=file.tell(), sha256=digest.hexdigest())
             if processes.first:  # once the parts of all others are on the disk
                 facts = {
                     "ledger_head": checkpoint.ledger_head,
                     "seconds": checkpoint.seconds,
                     "leaves": {leaf: [str(x.dtype), list(x.shape)] for leaf, x in leaves.items()},
-                    "parts": processes.gather(part) if is_parted else [part],
+                    "parts": processes.gather(content) if is_parted else [content],
                 }
                 manifest = json.dumps(facts).encode()
                 file.write(manifest + _manifest_digest(path, manifest))
@@ -106,7 +106,7 @@ class Checkpoints:
         if processes.first:
             self._destroy_old()
         else:
-            processes.gather(part)
+            processes.gather(content)
 
     def _blocks(self, array: Any) -> Iterator[tuple[list[list[int]], Any]]:
         """Yields bounds and entries of the pieces of an array that this process writes."""
@@ -201,14 +201,14 @@ class Checkpoints:
             leaf: PartedArray(tuple(shape), np.dtype(dtype), [])
             for leaf, (dtype, shape) in manifest["leaves"].items()
         }
-        for number, part in enumerate(manifest["parts"]):
-            file, length = self.folder / part["name"], part["length"]
+        for number, described in enumerate(manifest["parts"]):
+            file, length = self.folder / described["name"], described["length"]
             is_assigned = number % self._processes.count in (0, self._processes.index)
             if length and is_assigned:
-                content = np.memmap(file, np.uint8, "r", shape=length)
-                if hashlib.sha256(content.data).hexdigest() != part["sha256"]:
+                stored = np.memmap(file, np.uint8, "r", shape=length)
+                if hashlib.sha256(stored.data).hexdigest() != described["sha256"]:
                     raise ValueError(f"{file} is damaged")
-            for leaf, bounds, offset in part["pieces"]:
+            for leaf, bounds, offset in described["pieces"]:
                 index = tuple(slice(*bound) for bound in bounds)
                 arrays[leaf].pieces.append((index, file, offset))
         return arrays

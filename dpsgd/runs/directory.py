@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import functools
-import glob
 import json
 import os
 import secrets
@@ -22,7 +19,6 @@ from dpsgd.files import (
     PUBLIC,
     SECRET,
     check_writable,
-    destroy,
     file_sha256,
     fsync_folder,
     make_folder,
@@ -144,20 +140,18 @@ class RunDirectory:
     def create(cls, path: Path) -> Iterator[RunDirectory]:
         """Creates a run directory, renamed to `path` at the end.
 
-        A process that is killed before leaves a hidden folder beside `path`, which may hold a
-        secret. The next one that creates `path` destroys it.
+        A process that is killed before leaves a hidden folder beside `path`, of a run or selection
+        that never began.
         """
         cls.refuse_existing(path)
-        _destroy_remains(path)
         unfinished = path.with_name(f".{path.name}.unfinished-{secrets.token_hex(4)}")
         make_folder(unfinished)
         run = cls(unfinished)
         try:
-            with _locked(unfinished, wait=True):
-                yield run
-                fsync_folder(unfinished)
-                cls.refuse_existing(path)
-                os.rename(unfinished, path)
+            yield run
+            fsync_folder(unfinished)
+            cls.refuse_existing(path)
+            os.rename(unfinished, path)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
@@ -265,16 +259,15 @@ class RunDirectory:
             import_named(record, REGISTRIES, str(path), importing)
         return Configuration(path, record)
 
-    def data(self) -> list[str | None]:
-        """Returns the training data's digests; None for an unknown one."""
-        if not (self.path / DATA).exists():
-            return [None]
-        digests = self.read_json(DATA).get("data") or [None]
-        return checked(digests, list[str | None], f"{self.path / DATA} is damaged: data")
+    def data(self) -> str | None:
+        """Returns the digest of the training rows; None if it is unknown."""
+        if not (path := self.path / DATA).exists():
+            return None
+        return checked(self.read_json(DATA).get("data"), str | None, f"{path} is damaged: data")
 
     def check_data(self, digest: str) -> None:
         """Raises ValueError if the run did not begin on the rows of this digest."""
-        if self.data() != [digest]:
+        if self.data() != digest:
             raise ValueError(
                 f"{self.path / DATA} is missing, or the run began on other rows, for which its "
                 "guarantee holds: restore those rows, or start a new run"
@@ -387,27 +380,3 @@ class RunDirectory:
                 file.truncate(lines.rfind(b"\n") + 1 if cut < 0 else cut)
         except FileNotFoundError:
             return
-
-
-def _destroy_remains(path: Path) -> None:
-    """Destroys what killed processes left of the new run directory `path`."""
-    for folder in path.parent.glob(f".{glob.escape(path.name)}.unfinished-{8 * '[0-9a-f]'}"):
-        # It may be locked, gone or another user's, or the file system may have no such locks.
-        with contextlib.suppress(OSError), _locked(folder, wait=False):
-            if any(folder.iterdir()):  # an empty one may be about to be locked
-                destroy(folder)
-
-
-@contextmanager
-def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Locks a folder; raises OSError without `wait` if that is impossible."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError:
-            if not wait:
-                raise
-        yield
-    finally:
-        os.close(descriptor)

@@ -20,11 +20,11 @@ _MOST_ROWS = 2048  # most rows of the noise matrix in a digest
 
 def own_code(mechanism: Mechanism) -> dict[str, str]:
     """Returns the `code_digest` of sampler and noise, by kind and name, if from another package."""
-    parts = (SAMPLERS, mechanism.sampler), (NOISES, mechanism.noise)
+    registered = (SAMPLERS, mechanism.sampler), (NOISES, mechanism.noise)
     return {
-        f"{registry.noun} {registry.name_of(type(part))}": code_digest(type(part))
-        for registry, part in parts
-        if registry.is_own(part)
+        f"{registry.noun} {registry.name_of(type(component))}": code_digest(type(component))
+        for registry, component in registered
+        if registry.is_own(component)
     }
 
 
@@ -40,8 +40,8 @@ def drawing_digest(mechanism: Mechanism) -> str:
     length = sampler.steps_per_epoch
     for epoch in range(min(2, -(-sampler.num_steps // length))):
         for step in _spread(range(epoch * length, min((epoch + 1) * length, sampler.num_steps))):
-            for parts in source.passes_by_shard(step):
-                for examples in parts:
+            for passes in source.passes_by_shard(step):
+                for examples in passes:
                     digest.update(len(examples).to_bytes(8, "little"))
                     digest.update(np.asarray(examples, np.int64).tobytes())
     if noise != Independent():

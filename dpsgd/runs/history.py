@@ -29,8 +29,6 @@ from samplers.registry import UnknownPart
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v2").hexdigest()
 """Head of a ledger without lines."""
 
-_EARLIER = {"generation", "fingerprint"}
-
 
 class LedgerError(ValueError):
     """Error of a ledger that is damaged, missing, inconsistent or in use."""
@@ -114,18 +112,11 @@ class History:
         for number, line in enumerate(lines, len(self.lines) + 1):
             try:
                 body = checked(parse_json(line), dict[str, Any], "it")
-                if not self.lines and _EARLIER & {*body, *body.get("selection", ())}:
-                    raise LedgerError(
-                        f"{path} is of version 0.2.0 or earlier, whose runs this version cannot "
-                        "read: resume and read them with that version, or train anew"
-                    )
                 stated = body.pop("hash")
                 expected, head = line_of(body, self.head)
                 if stated != head or expected != line + b"\n":
                     raise ValueError("its hash does not match its content and the lines before it")
                 self.extend(body, head)
-            except LedgerError:
-                raise
             except UnknownPart as error:
                 reason = f"cannot be accounted for: {error}"
                 raise LedgerError(f"{path}, line {number} {reason}") from None
@@ -238,26 +229,28 @@ class History:
           head: Hash of the line.
 
         Raises:
-          ValueError: if the line contradicts earlier lines.
+          ValueError: if the line contradicts earlier lines, or has a field that this version does
+            not know, which another one may count.
         """
+        body = dict(body)
         if self.released:
             raise ValueError("it follows the line that closes the ledger")
         if not self.lines:
-            self.price = checked(body.get("price"), list[float] | None, "price")
+            self.price = checked(body.pop("price", None), list[float] | None, "price")
         if "released" in body:
             last = self.attempts[-1]
             if last.steps.stop != last.terms.mechanism.num_steps:
                 raise ValueError("the model is released before the run's last step is declared")
-            self.released = checked(body["released"], str, "released")
+            self.released = checked(body.pop("released"), str, "released")
         elif "audit" in body:
-            self.audit = checked(body["audit"], str, "audit")
+            self.audit = checked(body.pop("audit"), str, "audit")
         elif "selection" in body:
             if self.lines:
                 raise ValueError("a selection must be declared in the first line")
-            self.selection = Selection.from_record(body["selection"])
+            self.selection = Selection.from_record(body.pop("selection"))
         elif "declare" in body:
             last = self.attempts[-1]
-            first, stop = checked(body["declare"], list[int], "declare")
+            first, stop = checked(body.pop("declare"), list[int], "declare")
             if first != last.steps.stop or stop <= first:
                 raise ValueError(f"steps {first} to {stop} do not follow the steps before them")
             steps = range(last.steps.start, stop)
@@ -265,12 +258,14 @@ class History:
             self.attempts[-1] = dataclasses.replace(last, steps=steps)
         else:
             self._begin(body, head)
+        if body:
+            raise ValueError(f"{next(iter(body))} is unknown")
         self.lines[head] = self.attempts[-1] if self.attempts else None
 
     def _begin(self, body: dict[str, Any], head: str) -> None:
-        index, first = (checked(body[name], int, name) for name in ("attempt", "first_step"))
-        drawing = checked(body["drawing"], str, "drawing")
-        environment = checked(body["environment"], dict[str, Any], "environment")
+        index, first = (checked(body.pop(name), int, name) for name in ("attempt", "first_step"))
+        drawing = checked(body.pop("drawing"), str, "drawing")
+        environment = checked(body.pop("environment"), dict[str, Any], "environment")
         if index != len(self.attempts):
             raise ValueError(f"attempt {index} does not follow attempt {len(self.attempts) - 1}")
         steps = range(first, first)
@@ -287,10 +282,11 @@ class History:
                     f"the attempt begins at step {first:,}, which no earlier attempt reached"
                 )
         else:
-            terms = Terms.from_record(body)
+            nonce, terms = checked(body.pop("nonce"), str, "nonce"), Terms.from_record(body)
+            body.clear()
             if first:
                 raise ValueError(f"the first attempt must begin at step 0, not {first:,}")
-            if not (checked(body["nonce"], str, "nonce") or terms.plan.reproducible_noise):
+            if not (nonce or terms.plan.reproducible_noise):
                 raise ValueError("it lacks a nonce, which tells runs apart")
             if self.selection is not None:
                 self.selection.check_released(terms)

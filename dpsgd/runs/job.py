@@ -350,30 +350,6 @@ class Job(Training):
         """Digest of the training rows, itself private."""
         return data_digest(self.task, self.data, self.population)
 
-    def check_rows(self) -> None:
-        """Raises ValueError if this process lacks rows that it needs."""
-        sampler = self.mechanism.sampler
-        shards = self.layout.process_shards(sampler)
-        first, stop = sampler.shard_range(shards[0]).start, sampler.shard_range(shards[-1]).stop
-        needs = [
-            (
-                range(first, stop),
-                f"this process trains on rows {first:,} to {stop - 1:,}: copy the file here; or "
-                "set num_shards to the number of processes, and give each process the rows of its "
-                "shard",
-            )
-        ]
-        if self.refinement is not None:
-            sums = (
-                "calibration sums over all rows in every process: copy the file here, or begin "
-                "the run with --calibration none"
-            )
-            needs.append((range(sampler.num_examples), sums))
-        for rows, need in needs:
-            for leaf in jax.tree.leaves(self.data):
-                if hasattr(leaf, "lacks") and (why := leaf.lacks(rows)):
-                    raise ValueError(f"{why}, but {need}")
-
     @functools.cached_property
     def terms(self) -> Terms:
         """Terms of the run."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -31,7 +32,7 @@ def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> 
     """
     average, settings = next(iter(vars(spec.average)), None), spec.optimizer
     zeros: dict[str, Any] = dict.fromkeys(settings.numbers, 0.0)  # the state has the values
-    kind = replace(settings, learning_rate=None, schedule=settings.step_sizes, **zeros)
+    kind = replace(settings, learning_rate=None, **zeros)
     return dpsgd(
         RunLoss.restrict(loss_fn, spec.train, spec.compute),
         optimizer(kind, average),
@@ -71,43 +72,28 @@ def with_hyperparameters(state: TrainState, hyperparams: Mapping[str, float]) ->
     return state._replace(opt_state=state.opt_state._replace(hyperparams=arrays))
 
 
-def _cosine(learning_rate: Any, num_steps: Any) -> optax.Schedule:
-    """Returns a cosine schedule from `learning_rate` to zero at `num_steps`."""
-
-    def schedule(step):
-        return learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(step / num_steps, 1.0)))
-
-    return schedule
-
-
 @dataclass(frozen=True)
-class Cosine:
-    """Cosine schedule as Python floats, for lazy tables; equal for equal runs.
+class StepSizes:
+    """Schedule of step sizes, for optimizers and, in Python floats, lazy tables.
 
-    >>> [round(Cosine(3.0, 4)(step), 4) for step in range(5)]
+    >>> [round(StepSizes(3.0, 4)(step), 4) for step in range(5)]
     [3.0, 2.5607, 1.5, 0.4393, 0.0]
+
+    Attributes:
+      learning_rate: Peak step size; may be traced.
+      num_steps: Number of steps, after which a cosine is zero; None for a constant step size.
     """
 
-    learning_rate: float
-    num_steps: int
+    learning_rate: Any
+    num_steps: Any
 
-    def __call__(self, step: Any) -> float:
-        fraction = min(step / self.num_steps, 1.0)
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * fraction))
-
-
-@dataclass(frozen=True)
-class Constant:
-    """Constant step size as a Python float, for lazy tables.
-
-    >>> Constant(0.5)(step=100)
-    0.5
-    """
-
-    learning_rate: float
-
-    def __call__(self, step: Any) -> float:
-        return self.learning_rate
+    def __call__(self, step: Any) -> Any:
+        if self.num_steps is None:
+            return self.learning_rate
+        fraction = step / self.num_steps
+        traced = isinstance(fraction, jax.Array)
+        cos, least = (jnp.cos, jnp.minimum) if traced else (math.cos, min)
+        return self.learning_rate * 0.5 * (1 + cos(math.pi * least(fraction, 1.0)))
 
 
 def lazy_tables(spec: RunSpec, num_steps: int) -> LazyTables | None:
@@ -123,8 +109,7 @@ def lazy_tables(spec: RunSpec, num_steps: int) -> LazyTables | None:
     momentum: Any = tables.momentum
     assert None not in (rate, momentum), "`resolve` leaves nothing open"
     constant = spec.optimizer.schedule == "constant"
-    sizes = Constant(rate) if constant else Cosine(rate, num_steps)
-    return LazyTables(sizes, momentum)
+    return LazyTables(StepSizes(rate, None if constant else num_steps), momentum)
 
 
 def _build_optimizer(
@@ -136,8 +121,8 @@ def _build_optimizer(
     decay: Any,
     kind: Optimizer,
 ) -> optax.GradientTransformation:
-    constant = kind.step_sizes == "constant"
-    sizes = learning_rate if constant else _cosine(learning_rate, num_steps)
+    constant = kind.schedule == "constant"
+    sizes = learning_rate if constant else StepSizes(learning_rate, num_steps)
     numbers = {"momentum": momentum, "weight_decay": weight_decay}
     base = kind.transformation(sizes, **{k: x for k, x in numbers.items() if x is not None})
     if tail is None and decay is None:

@@ -105,7 +105,6 @@ def plan_run(
         )
     if dry:
         return job
-    job.check_rows()
     if weak := weak_signal(job.mechanism.signal_to_noise, rows[1].num_examples):
         progress(f"note: {weak}")
     _compile(job, execution)
@@ -190,7 +189,6 @@ def recorded_job(
     rows = rows_of(task)
     run = _as_begun(history.attempts[0].terms.mechanism, folder.path, config.spec, rows[1])
     job = Job.of_task(task, run, rows=rows, placement=execution.placement, record=config.record)
-    job.check_rows()
     if Processes.current().first:
         folder.check_data(job.digest)
     _compile(job, execution)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -17,7 +18,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,6 @@ class Processes:
         self.count = count
         self._client = client
         self._numbers = itertools.count()
-        self._sent: list[int] = []
 
     def __repr__(self) -> str:
         return f"Processes(index={self.index}, count={self.count})"
@@ -88,19 +88,12 @@ class Processes:
 
         Args:
           value: JSON value; only the value of process 0 is sent.
-          patience: Seconds to wait.
+          patience: Seconds to wait for each process.
 
         Raises:
-          Lost: if process 0 ended, or does not answer for `patience` seconds.
+          Lost: if a process ended, or does not answer for `patience` seconds.
         """
-        if self.count == 1:
-            return value
-        number = next(self._numbers)
-        if self.first:
-            self._set(f"dpsgd/{number}/all", json.dumps(value))
-            self._sent.append(number)
-            return value
-        return json.loads(self._get(f"dpsgd/{number}/all", patience))
+        return self.gather(value if self.first else None, patience=patience)[0]
 
     def gather(self, value: Any, *, patience: float = PATIENCE_SECONDS) -> list[Any]:
         """Returns the values of all processes, by index.
@@ -124,10 +117,9 @@ class Processes:
         followers = range(1, self.count)
         texts = [self._get(f"dpsgd/{number}/{follower}", patience) for follower in followers]
         values = [value, *map(json.loads, texts)]
-        for read in self._sent:  # a process that answers has read all earlier values
-            self._client.key_value_delete(f"dpsgd/{read}/")
+        if number:  # a process that answers has read all earlier values
+            self._client.key_value_delete(f"dpsgd/{number - 1}/")
         self._set(f"dpsgd/{number}/all", json.dumps(values))
-        self._sent = [number]
         return values
 
     def any(self, flag: bool) -> bool:
@@ -212,20 +204,16 @@ def launched_by_cluster() -> bool:
     return slurm or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
 
 
-def _failure_line(this: str, place: str, resumes: str) -> Callable[[bool, str], str]:
-    """Returns a function of (met, why) that words why a process ended."""
-
-    def line(met: bool, why: str) -> str:
-        if not met:
-            return (
-                f"{this} did not meet the others at {place} ({why}): start all processes with "
-                "equal options but --process INDEX/..., and choose a free port"
-            )
-        aborted = why in ("SIGABRT", "SIGSEGV")
-        because = "another process ended, or did not answer" if aborted else why
-        return f"{this} was ended: {because}; {resumes}"
-
-    return line
+def _failure_line(this: str, place: str, resumes: str, met: bool, why: str) -> str:
+    """Words why a process ended."""
+    if not met:
+        return (
+            f"{this} did not meet the others at {place} ({why}): start all processes with equal "
+            "options but --process INDEX/..., and choose a free port"
+        )
+    aborted = why in ("SIGABRT", "SIGSEGV")
+    because = "another process ended, or did not answer" if aborted else why
+    return f"{this} was ended: {because}; {resumes}"
 
 
 @contextmanager
@@ -258,7 +246,8 @@ def together(
         return
     this = "this process" if process_id is None else f"process {process_id} of {num_processes}"
     resumes = f"run `dpsgd resume {out}` in all processes to resume from the last checkpoint"
-    line = _failure_line(this, coordinator or "the cluster's address", resumes)
+    place = coordinator or "the cluster's address"
+    line = functools.partial(_failure_line, this, place, resumes)
     watched(watchdog_seconds, line)
     try:
         processes = _connect(coordinator, num_processes, process_id)

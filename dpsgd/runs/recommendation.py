@@ -30,9 +30,6 @@ class Settings:
     """Peak step size of lazy tables; None for the value of `table_step_size`."""
     tables_momentum: float = 0.0
     """Momentum of lazy tables, in [0, 1)."""
-    average_tail: float | None = None
-    """Final share of the steps whose parameters are averaged, at a constant rate; None releases the
-    last parameters, at a falling rate."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +54,10 @@ class RecommendationRequest:
     """Optimizer: adam, also for AdamW, whose settings are the same; or sgd."""
     momentum: float = 0.0
     """SGD momentum, in [0, 1)."""
-    bands: int | str | None = None
-    """Steps over which noise is correlated; "auto" if chosen later; None for independent noise."""
     tables: str = "dense"
     """Training of tables: dense, by the optimizer; or lazy, by separate SGD."""
     tables_momentum: float | None = None
     """Momentum of lazy tables; None if open."""
-    may_average: bool = False
-    """Permission to set `Settings.average_tail`, with a learning rate for it."""
 
     @property
     def private(self) -> bool:
@@ -209,7 +202,6 @@ CHOICES = {
     "tables_learning_rate": "learning rate of tables",
     "tables_momentum": "momentum of tables",
     "flush_every": "steps between flushes",
-    "average_tail": "final share of steps averaged",
 }
 """Words for the options that a run chooses."""
 

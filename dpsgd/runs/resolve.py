@@ -42,7 +42,6 @@ from dpsgd.runs.spec import (
     Auto,
     Banded,
     Dense,
-    LastStep,
     Lazy,
     NoiseMultiplier,
     NonPrivate,
@@ -118,8 +117,7 @@ def choose(
     if isinstance(spec.tables, Auto):
         chosen["tables"] = {"tables": chosen_spec.options()["tables"], "why": why}
     values = {**chosen_spec.options(), **vars(chosen_spec.sampler)}
-    by_rule = [*spec.open, *["average_tail"] * isinstance(spec.average, LastStep)]
-    if names := [name for name in CHOICES if name in by_rule and name in values]:
+    if names := [name for name in CHOICES if name in spec.open and name in values]:
         chosen["settings"] = to_json({name: values[name] for name in names})
         targeted = isinstance(spec.privacy, TargetEpsilon)  # else `warm_rate` has no effect
         if "learning_rate" in names and spec.init_from is not None and targeted:
@@ -129,10 +127,7 @@ def choose(
     chosen_spec, sums = _with_calibration(chosen_spec, sampler, task, progress)
     mechanism = unscaled(chosen_spec, sampler, sums)
     noised = with_noise(chosen_spec, mechanism, task, population, progress)
-    optimizer = noised.spec.optimizer
-    falling = dataclasses.replace(optimizer, schedule=optimizer.step_sizes)
-    spec = dataclasses.replace(noised.spec, optimizer=falling)
-    return ResolvedRun(spec, noised.mechanism, {**chosen, **noised.chosen})
+    return noised._replace(chosen={**chosen, **noised.chosen})
 
 
 def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, BatchSampler, str]:
@@ -203,7 +198,7 @@ def request_of(spec: RunSpec, population: Population) -> RecommendationRequest:
 def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
     """Returns a spec whose open settings are the task's recommendations."""
     sampler, names = spec.sampler, spec.open
-    fields = {setting.name for setting in dataclasses.fields(Settings)} - {"average_tail"}
+    fields = {setting.name for setting in dataclasses.fields(Settings)}
     if not fields & set(names):
         return spec
     if isinstance(sampler, SamplerSettings) and hasattr(sampler, "batch_size"):
@@ -211,12 +206,8 @@ def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
     else:  # the sampler has no open batch size
         built = build_sampler(spec, population)
         batch_size, epochs = max(1, round(built.expected_batch_size)), built.epochs
-    request = dataclasses.replace(
-        request_of(spec, population),
-        batch_size=batch_size,
-        epochs=epochs,
-        may_average=averages_by_rule(spec) and isinstance(spec.tables, Dense),
-    )
+    request = request_of(spec, population)
+    request = dataclasses.replace(request, batch_size=batch_size, epochs=epochs)
     recommend = getattr(task, "recommend", None)
     settings = recommend(request) if callable(recommend) else generic(request)
     if not isinstance(settings, Settings):
@@ -226,21 +217,10 @@ def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
     values = {name: getattr(settings, name) for name in names if name in fields}
     if spec.init_from is not None and "learning_rate" in values:
         values["learning_rate"] = warm_rate(values["learning_rate"], request)
-    if request.may_average and settings.average_tail:
-        values |= {"average_tail": settings.average_tail, "schedule": "constant"}
     if values.get("tables_learning_rate", 0.0) is None:
         values["tables_learning_rate"] = table_step_size(request, settings)
     sizes = {name: values.pop(name) for name in DEFAULTS if name in values}
     return spec.but(**values, sampler=dataclasses.replace(sampler, **sizes) if sizes else sampler)
-
-
-def averages_by_rule(spec: RunSpec) -> bool:
-    """Returns True if the task may choose an average of parameters.
-
-    Learning rate, schedule and average must be open: the task chooses a rate for the average.
-    """
-    chosen = spec.optimizer.learning_rate, spec.optimizer.schedule
-    return chosen == (None, None) and isinstance(spec.average, LastStep)
 
 
 def _with_calibration(

@@ -56,18 +56,6 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class _Environment:
-    """Versions and hardware of an attempt, as recorded in a ledger."""
-
-    packages: dict[str, str]
-    python: str
-    platform: str
-    cpu_count: int | None
-    backend: str
-    devices: list[str]
-
-
-@dataclass(frozen=True)
 class FinishedRun:
     """A finished run, read from its directory.
 
@@ -134,8 +122,8 @@ class FinishedRun:
         return attempts[0].terms.mechanism if alone else None
 
     @property
-    def data(self) -> list[str | None]:
-        """Digests of the training rows; None for unknown ones."""
+    def data(self) -> str | None:
+        """Digest of the training rows; None if it is unknown."""
         return RunDirectory(self.path).data()
 
     @property
@@ -143,8 +131,8 @@ class FinishedRun:
         """Distinct versions and hardware of the run's attempts."""
         distinct: list[dict[str, Any]] = []
         for attempt in self.history.attempts:
-            prefix = f"{self.path / 'ledger.jsonl'} is damaged"
-            facts = fields_of(_Environment, attempt.environment, where=prefix)
+            entries = attempt.environment.items()
+            facts = {name: entry for name, entry in entries if name not in ("code", "placement")}
             distinct += [facts] if facts not in distinct else []
         return distinct
 

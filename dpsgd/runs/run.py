@@ -243,11 +243,18 @@ class Run:
         """Trains to the end, evaluates, and writes model and report."""
         processes = Processes.current()
         self._execution.stages.begin("train")
-        with _full_disk_explained(self.folder):
+        try:
             with stop_requests() as stop:
                 state = journal.train(stop)
             params = on_one_device(state.params)
             record = self._release(journal, params) if processes.first else None
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise OSError(
+                f"the disk is full; nothing is lost: free some space, then `dpsgd resume "
+                f"{self.folder.path}` resumes the run"
+            ) from None
         return processes.share(record, patience=math.inf)
 
     def _release(self, journal: DirectoryJournal, params: PyTree) -> dict[str, Any]:
@@ -287,7 +294,7 @@ def _write_new(out: Path, job: Job) -> None:
         directory.write_json("config.json", dict(job.record))
         directory.write_json("environment.json", environment)
         directory.write_json("guarantee.json", job.guarantee.record())
-        directory.write_json(DATA, {"data": [job.digest]})
+        directory.write_json(DATA, {"data": job.digest})
         Ledger.create(directory.ledger_path, job.terms, drawing, environment).close()
 
 
@@ -312,19 +319,6 @@ def resume(out: str | os.PathLike[str], task: Task | None = None, **how: Any) ->
       **how: Further arguments of `Run.open`.
     """
     return Run.open(out, task, **how).train().report()
-
-
-@contextmanager
-def _full_disk_explained(folder: RunDirectory) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        raise OSError(
-            f"the disk is full; nothing is lost: free some space, then `dpsgd resume "
-            f"{folder.path}` resumes the run"
-        ) from None
 
 
 def _check_name(name: str) -> None:

@@ -173,17 +173,11 @@ class Optimizer(Record, abc.ABC):
     Attributes:
       learning_rate: Peak learning rate. Default: chosen by the task, else 3e-3 for Adam and 1 -
         momentum for SGD. Your own optimizer needs one.
-      schedule: Learning rate schedule. Default: cosine (to zero at the last step); constant if
-        the task averages parameters by default.
+      schedule: Learning rate schedule; a cosine falls to zero at the last step.
     """
 
     learning_rate: Rate = None
-    schedule: Literal["cosine", "constant"] | None = field(default=None, kw_only=True)
-
-    @property
-    def step_sizes(self) -> Literal["cosine", "constant"]:
-        """The schedule; cosine by default."""
-        return self.schedule or "cosine"
+    schedule: Literal["cosine", "constant"] = field(default="cosine", kw_only=True)
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -515,7 +509,7 @@ class RunSpec(Record):
             name = SAMPLERS.name_of(type(sampler))
             terms = {"of_these_data": True, "name": name, **sampler.terms()}
         options = {
-            name: OWN[name].record(value) if name in OWN and not isinstance(value, str) else value
+            name: value if name not in OWN or isinstance(value, str) else _own_record(name, value)
             for name, value in self.options().items()
         }
         if self.init_from is not None:
@@ -643,6 +637,12 @@ def part_options(kind: type) -> dict[str, str]:
         for name, attribute in attributes.items()
         if name in options and issubclass(kind, options[name].owner)
     }
+
+
+def _own_record(name: str, part: Any) -> dict[str, Any]:
+    """Returns the record of a part from another package, without options of their own."""
+    shared = part_options(type(part)).values()
+    return {key: x for key, x in OWN[name].record(part).items() if key not in shared}
 
 
 def _chooser(name: str) -> str:

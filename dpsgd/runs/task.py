@@ -112,12 +112,8 @@ class Task(Trainable, Protocol):
         If rows are not examples, or users hold several of them, it returns `samplers.UnitData`,
         made by `Contributions.of_users` or `UnitTree.data`, which names the protected unit.
 
-        In a run of several processes, each may lack rows that belong to other shards. An array may
-        then have a method `lacks(rows)`, which returns the reason why a range of rows, counted from
-        0, cannot be read here ("" if all can); the run calls it before any step. Such a task needs
-        a `digest`, equal in all processes.
-
-        The rows are arrays or memory maps.
+        The rows are arrays or memory maps. In a run of several processes, each may lack rows that
+        belong to other shards; such a task needs a `digest`, equal in all processes.
         """
 
     def metrics(self, params: PyTree) -> Mapping[str, float]:

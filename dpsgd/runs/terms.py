@@ -16,7 +16,7 @@ from dpsgd.core.segments import Initial, Part, Segment, Trials
 from dpsgd.noise.registry import NOISES
 from dpsgd.removed import removal_notice
 from dpsgd.runs.drawing import own_code
-from dpsgd.runs.records import checked, fields_of, stated, to_json
+from dpsgd.runs.records import checked, fields_of, near, stated, to_json
 from samplers.registry import UnknownPart
 from samplers.settings import SAMPLERS
 
@@ -52,10 +52,14 @@ class Terms:
 
     @classmethod
     def from_record(cls, body: Mapping[str, Any]) -> Terms:
-        """Returns the terms in a line of the ledger."""
+        """Returns the terms in a record.
+
+        Raises:
+          ValueError: if a field is missing, refused or unknown: another version may count it.
+        """
         for name in body:
-            if body[name] and (notice := removal_notice(name)):
-                raise ValueError(f"{name}: {notice}")
+            if name not in _KNOWN:
+                raise ValueError(f"{name} is unknown{near(name, _KNOWN)}")
         values, started = fields_of(cls, body, _OF_TERMS), dict[str, Any]()
         check_guarantee_delta(values["delta"])
         if body.get("initial") is not None:
@@ -68,6 +72,8 @@ class Terms:
 
 _OF_TERMS = ("delta", "config", "trained")
 _OF_SEGMENT = ("unit", "lazy_tables", "not_covered", "rows", "reproducible_noise")
+_OF_MECHANISM = ("noise_multiplier", "l2_clip_norm", "noise", "full_sums", "adjacency", "code")
+_KNOWN = {"sampler", "initial", *_OF_MECHANISM, *_OF_SEGMENT, *_OF_TERMS}
 
 
 def _segment_record(segment: Segment) -> dict[str, Any]:
@@ -121,8 +127,6 @@ def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
     fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
     # Reading a ledger executes no code that the ledger names.
     sampler = SAMPLERS.find(checked(fields.pop("name"), str, "name")).from_terms(fields)
-    if "noise" not in body:
-        raise ValueError("it is of an earlier version, with another description of noise")
     if body["adjacency"] != ADJACENCY:
         raise ValueError("this version would account for it with another adjacency")
     noise = checked(body["noise"], dict[str, Any], "noise")
@@ -136,12 +140,7 @@ def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
         **fields_of(Mechanism, body, ("noise_multiplier", "full_sums")),
     )
     for name, code in own_code(mechanism).items():
-        if "code" not in body:
-            raise UnknownPart(
-                f"an earlier version wrote it, without a digest of the file of the {name}: read it "
-                "with that version, or train anew"
-            )
-        if checked(body["code"], dict[str, str], "code").get(name) != code:
+        if checked(body.get("code", {}), dict[str, str], "code").get(name) != code:
             raise UnknownPart(
                 f"the file of the {name} changed after the run began, and its new code would "
                 "price the steps of its old code: restore the file, or start a new run (the "

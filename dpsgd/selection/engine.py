@@ -142,7 +142,7 @@ def _declared(wanted: Candidates, folder: RunDirectory, secret: VaultSecret | No
     assert selection is not None
     ours, theirs = wanted.request(secret), dict(selection.request)
     if secret is None:  # destroyed, so that blinded digests cannot be compared
-        theirs["data"] = folder.data()[-1] if folder.finished else wanted.data
+        theirs["data"] = folder.data() if folder.finished else wanted.data
     changed = [key for key, value in ours.items() if theirs.get(key) != value]
     changed += ["score"] * ((selection.score, selection.better) != (wanted.score, wanted.better))
     changed += ["law of the number of trials"] * (selection.count != wanted.count)

@@ -59,7 +59,7 @@ def release(
     history = _write_ledger(folder, terms, nonce, lines)
     folder.write_json("config.json", record)
     folder.write_json("environment.json", environment())
-    folder.write_json(DATA, {"data": [wanted.data]})
+    folder.write_json(DATA, {"data": wanted.data})
     if trial_report["calibration"]:
         folder.write_json(CALIBRATION, trial_report["calibration"])
     write_atomically(folder.params_path, lambda file: file.write(content))

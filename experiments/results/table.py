@@ -95,13 +95,12 @@ class Table:
     @classmethod
     def collect(cls, runs: Mapping[str, FinishedRun]) -> Table:
         """Returns the table of finished runs by their names."""
-        data: dict[Any, int] = {}
+        data: dict[str, int] = {}
         rows = []
         for name, run in runs.items():
             row = row_of(name, run)
-            digests = tuple(run.data)
-            if None not in digests:
-                row["data"] = data.setdefault(digests, len(data))
+            if run.data is not None:
+                row["data"] = data.setdefault(run.data, len(data))
             rows.append(row)
         metrics = [name for run in runs.values() for name in run.record["metrics"]]
         return cls.of_rows(rows, [name for name in metrics if name not in COLUMNS])

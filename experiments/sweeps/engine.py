@@ -315,7 +315,7 @@ def _summary(
     for run in runs:
         result = finished[run.out.name]
         _refuse_another(run, task, result.config)
-        data.update(result.data)
+        data.add(result.data)
     if len(data) > 1 or None in data:
         raise ValueError(
             f"{folder} holds runs on different or unknown data; remove runs on other data"
@@ -379,7 +379,7 @@ def _finished(run: PlannedRun, asked: _Asked) -> bool:
         return False
     directory = RunDirectory.open(run.out, finished=False)
     config = directory.configuration()
-    names = [] if set(directory.data()) == {asked.digest} else ["data"]
+    names = [] if directory.data() == asked.digest else ["data"]
     if attempts := directory.history().attempts:
         earlier = EarlierModel.read(run.spec.init_from)
         same_start = attempts[-1].terms.plan.initial == (earlier.initial if earlier else None)

@@ -77,13 +77,6 @@ class Steps(Optimizer):
 
 
 @dataclass(frozen=True)
-class Growing(Optimizer):
-    def transformation(self, step_size):
-        STARTS.append(0)
-        return optax.trace(0.9, accumulator_dtype=None if len(STARTS) % 2 else "bfloat16")
-
-
-@dataclass(frozen=True)
 class Cheap(Independent):
     def privacy(self, sampler, noise_multiplier):
         return super().privacy(sampler, 2 * noise_multiplier)
@@ -131,7 +124,6 @@ class Hidden(Steps):
     power: float = field(default=1.0, compare=False)
 
 
-STARTS = []
 NOTHING = 0
 """
 KINDS = {
@@ -301,7 +293,6 @@ UNUSABLE = {
     ("noise", "Unpriced"): "the noise own_parts:Unpriced lacks add",
     ("clipping", "Bare"): "the clipping rule own_parts:Bare must be a frozen dataclass",
     ("optimizer", "Hidden"): "optimizer own_parts:Hidden is compared without its power",
-    ("optimizer", "Growing"): "optimizer own_parts:Growing passes its conformance check' failed",
 }
 
 

@@ -5,6 +5,7 @@ import functools
 
 import jax
 import numpy as np
+import optax
 import pytest
 from tiny_task import Line, config_of, line, run_and_stop, short_blocks
 
@@ -22,6 +23,7 @@ from dpsgd.runs import audit, job
 from dpsgd.runs.history import read
 from dpsgd.runs.job import Job
 from dpsgd.runs.mechanism import resolved
+from dpsgd.runs.spec import Optimizer
 from samplers import Population
 from samplers.settings import SETTINGS
 
@@ -99,13 +101,27 @@ def test_an_own_part_that_breaks_its_claim_is_refused(kind, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_own_rule_of_a_large_model_is_checked_on_a_small_one(tmp_path, monkeypatch):
+@dataclasses.dataclass(frozen=True)
+class Plain(Optimizer):
+    """SGD of one's own."""
+
+    def transformation(self, step_size):
+        return optax.sgd(step_size)
+
+
+@pytest.mark.parametrize(
+    ("option", "part", "check"),
+    [("clipping", LOUD, "check_rule"), ("optimizer", Plain(), "check_optimizer")],
+    ids=["a rule of a large model", "an optimizer"],
+)
+def test_own_parts_apart_from_the_program_are_checked(option, part, check, tmp_path, monkeypatch):
     checked = []
     monkeypatch.setattr(audit, "LARGE", 0)
-    monkeypatch.setattr(conformance, "check_rule", lambda *of: checked.append(of) or 1 / 0)
-    with pytest.raises(ValueError, match=r"clipping rule .*:Loud passes its conformance check"):
-        run(line, config_of(audit=True, clipping=LOUD), tmp_path / "run")
-    assert [rule for rule, params in checked] == [LOUD]
+    monkeypatch.setattr(conformance, check, lambda *of: checked.append(of) or 1 / 0)
+    with pytest.raises(ValueError, match=rf"{type(part).__name__} passes its conformance check"):
+        run(line, config_of(audit=True, **{option: part}), tmp_path / "run")
+    assert len(checked) == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_audit_is_reported_optional_and_changes_no_bit(tmp_path, monkeypatch):

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_task import Calibrated, Line, config_of, few_rows_are_calibrated, line
+from tiny_task import Line, config_of, line
 
 from dpsgd import RunSpec, run
-from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import digest
 from dpsgd.runs.job import Job
 from dpsgd.runs.mechanism import resolved
@@ -17,7 +16,6 @@ from dpsgd.runs.resolve import choose
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.task import rows_of
 from samplers import Deterministic
-from samplers.settings import SETTINGS
 
 
 class Mixing(Line):
@@ -81,43 +79,3 @@ def test_equal_tasks_train_with_their_own_fields(kind):
         (program,) = Job.of_task(task, resolved(chosen, rows[1]), rows=rows).programs()
         programs.add(digest(program))
     assert len(programs) == 2
-
-
-class Partial(np.ndarray):
-    """Rows whose second half lies on another host."""
-
-    def lacks(self, rows):
-        """Returns the reason why some rows cannot be read here, or ""."""
-        return "x.second is missing" if rows.stop > len(self) // 2 else ""
-
-
-@dataclasses.dataclass(frozen=True)
-class OnTwoHosts(Calibrated):
-    """A line whose rows lie on two hosts."""
-
-    def columns(self):
-        return {name: np.asarray(x).view(Partial) for name, x in super().columns().items()}
-
-    def digest(self):
-        return "rows of two hosts"
-
-
-@pytest.mark.parametrize(
-    ("calibration", "says"),
-    [
-        ("none", "this process trains on rows 0 to "),
-        ("auto", "begin the run with --calibration none"),
-    ],
-)
-def test_absent_rows_that_are_read_are_named_first(calibration, says, tmp_path, monkeypatch):
-    sampler = SETTINGS["deterministic"](batch_size=10, epochs=2, num_shards=2)
-    how = {"calibration": calibration} if calibration == "none" else {}
-    if calibration != "none":  # the rows that train are here
-        monkeypatch.setattr(Layout, "process_shards", lambda self, sampler: range(1))
-    spec = RunSpec.of(sampler, noise_multiplier=1.0, audit=False, **how)
-    with (
-        few_rows_are_calibrated(),
-        pytest.raises(ValueError, match=rf"x\.second is missing, .*{says}"),
-    ):
-        run(OnTwoHosts(), spec, tmp_path / "run")
-    assert not (tmp_path / "run").exists()

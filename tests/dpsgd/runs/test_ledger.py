@@ -278,6 +278,7 @@ LINES = {
     "steps again": ({"declare": [8, 24]}, "do not follow the steps before them"),
     "steps that the run has not": ({"declare": [16, 41]}, "must be in"),
     "selection": ({"selection": {}}, "declared in the first line"),
+    "a field of another version": ({"audit": "passed", "sums": 9}, "sums is unknown"),
 }
 
 
@@ -297,7 +298,11 @@ OTHERS = ("not_ours:Sampler", "roulette", "os:system", "samplers.base:BatchSampl
 FIRST_LINES = {
     "no nonce": ({"nonce": ""}, "line 1: it lacks a nonce"),
     "a later first step": ({"first_step": 4000}, "must begin at step 0, not 4,000"),
-    "a removed field": ({"data_release": {"sigma": 4.0}}, "line 1: data_release: removed in 0.3"),
+    "a removed field": (
+        {"data_release": {"sigma": 4.0}},
+        "line 1: data_release is unknown: removed",
+    ),
+    "a field of another version": ({"releases": [9]}, "line 1: releases is unknown"),
     "other noise": ({"noise_multiplier": 9.0}, "line 2: its hash does not match"),
     "no word on its noise": ({"reproducible_noise": None}, "line 1: reproducible_noise is missing"),
     **{

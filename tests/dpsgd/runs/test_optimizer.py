@@ -8,7 +8,7 @@ from tiny_task import calibrated, config_of, few_rows_are_calibrated, line, watc
 
 from dpsgd import SGD, Adam, AdamW, averaged, run
 from dpsgd.runs import job
-from dpsgd.runs.optimizer import Constant, Cosine, optimizer
+from dpsgd.runs.optimizer import StepSizes, optimizer
 
 STEPS = 7
 GRADIENTS = np.random.default_rng(0).normal(size=(STEPS, 3)).astype(np.float32)
@@ -58,7 +58,7 @@ def test_an_optimizer_is_that_of_optax_and_its_numbers_are_state(kind, numbers, 
 
 @pytest.mark.parametrize("schedule", SIZES)
 def test_step_sizes_of_lazy_tables_are_those_of_the_optimizer(schedule):
-    host = {"cosine": Cosine(0.5, STEPS), "constant": Constant(0.5)}[schedule]
+    host = StepSizes(0.5, STEPS if schedule == "cosine" else None)
     made = optimizer(SGD(schedule=schedule))
     moved = np.diff(iterates(made, learning_rate=0.5, momentum=0.0), axis=0)
     sizes = [host(step) for step in range(1, STEPS)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting import PoissonProfile, calibrate
-from dpsgd.runs.optimizer import Cosine
+from dpsgd.runs.optimizer import StepSizes
 from dpsgd.runs.recommendation import (
     MOST_NOISE,
     Settings,
@@ -64,7 +64,7 @@ def test_noise_moves_a_coordinate_no_further_than_its_bound():
         request = Request(300, 1 / 300, noise_multiplier=sigma)
         peak = table_step_size(request, settings)
         steps = math.ceil(300 / settings.batch_size) * settings.epochs
-        sizes = [Cosine(peak, steps)(k) for k in range(steps)]
+        sizes = [StepSizes(peak, steps)(k) for k in range(steps)]
         moved = sigma * 4.0 / settings.batch_size * math.sqrt(sum(a * a for a in sizes))
         assert moved <= 1.1 * MOST_NOISE
         assert sigma == 5.0 or moved >= 0.9 * MOST_NOISE

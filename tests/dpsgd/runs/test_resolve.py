@@ -154,49 +154,23 @@ class Recommending(Line):
 
 
 @dataclass(frozen=True)
-class Averaging(Line):
-    """The line, whose rule averages where it may, at a rate of its own."""
+class Settling(Line):
+    """The line, with a setting of its own that it chooses."""
 
     settled: bool = False
-
-    def recommend(self, request):
-        averaged = replace(RECOMMENDED, learning_rate=0.03, average_tail=0.5)
-        return averaged if request.may_average else RECOMMENDED
 
     def settle(self, request):
         assert (request.num_examples, request.noise_multiplier) == (160, 1.0)
         return replace(self, settled=True), {"settled": "it is asked"}
 
 
-BY_RULE = {
-    "nothing": (OPEN, ("constant", 0.5, 0.03)),
-    "a rate": (OPEN.but(learning_rate=0.1), ("cosine", None, 0.1)),
-    "a schedule": (OPEN.but(schedule="cosine"), ("cosine", None, 0.05)),
-    "an average": (OPEN.but(average_tail=0.1), ("cosine", 0.1, 0.05)),
-    "lazy tables": (OPEN.but(tables="lazy"), ("cosine", None, 0.05)),
-}
-
-
-@pytest.mark.parametrize(("asked", "expected"), BY_RULE.values(), ids=BY_RULE)
-def test_a_rule_averages_with_rate_schedule_and_average_open(asked, expected):
-    task = Words() if asked.options()["tables"] == "lazy" else Averaging()
-    if isinstance(task, Words):
-        object.__setattr__(task, "recommend", Averaging().recommend)
-    spec, record = chosen(asked, task)
-    found = spec.options()
-    assert tuple(found.get(k) for k in ("schedule", "average_tail", "learning_rate")) == expected
-    by_rule = record["settings"].get("average_tail")
-    assert by_rule == (None if asked.options().get("average_tail") else expected[1])
-
-
 def test_a_task_settles_its_own_settings_and_the_run_records_why(tmp_path):
     lines = []
-    run(Averaging(), OPEN, tmp_path / "run", progress=lines.append)
+    run(Settling(), OPEN, tmp_path / "run", progress=lines.append)
     assert "chosen: settled True, as it is asked" in lines
     record = json.loads((tmp_path / "run" / "config.json").read_text())
     assert record["task"]["settings"]["settled"] is True
     assert record["chosen"]["task"] == {"settled": {"value": True, "why": "it is asked"}}
-    assert record["average_tail"] == 0.5
     assert "settled True, as it is asked" in (tmp_path / "run" / "report.md").read_text()
 
 
@@ -249,13 +223,11 @@ def test_a_rule_receives_rows_guarantee_and_chosen_sizes():
         choose(spec, task, rows_of(line))
     choose(without, task, rows_of(line))
     assert task.requests == (
-        RecommendationRequest(160, 1e-5, target_epsilon=3.0, may_average=True),
-        RecommendationRequest(160, 0.05, target_epsilon=3.0, may_average=True),
-        RecommendationRequest(160, 1e-5, noise_multiplier=1.0, epochs=7, may_average=True),
-        RecommendationRequest(
-            160, 1e-5, noise_multiplier=1.0, batch_size=16, epochs=2, may_average=True
-        ),
-        RecommendationRequest(160, 1e-5, may_average=True),
+        RecommendationRequest(160, 1e-5, target_epsilon=3.0),
+        RecommendationRequest(160, 0.05, target_epsilon=3.0),
+        RecommendationRequest(160, 1e-5, noise_multiplier=1.0, epochs=7),
+        RecommendationRequest(160, 1e-5, noise_multiplier=1.0, batch_size=16, epochs=2),
+        RecommendationRequest(160, 1e-5),
     )
     assert [request.private for request in task.requests] == [True, True, True, True, False]
 

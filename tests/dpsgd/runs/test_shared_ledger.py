@@ -32,8 +32,13 @@ def shared(work, *paths, count=2):
 
     def join(processes):
         path = paths[min(processes.index, len(paths) - 1)]
-        with Ledger.open(path, processes) as ledger:
-            return work(ledger, processes)
+        try:
+            with Ledger.open(path, processes) as ledger:
+                return work(ledger, processes)
+        except LedgerError as error:
+            if processes.index:  # process 0 would wait three seconds
+                processes.fail(str(error))
+            raise
 
     return together(count, join)
 

@@ -169,7 +169,8 @@ def test_a_selection_killed_at_any_write_releases_the_same_model(
         over = (at / "out" / "report.json").exists()
         with so_many(4 if lines == 0 else 9), scripted(trained) as trials:
             select(at / "out")
-        assert content(at) == expected, at.name
+        found = {name: held for name, held in content(at).items() if ".unfinished-" not in name}
+        assert found == expected, at.name
         assert not any(path.is_dir() for path in (at / "out").iterdir())
         # What stands in the journal is not tried again, nor is a trial that came to its end.
         begun = 0 if over else 4 - max(0, lines - 1)

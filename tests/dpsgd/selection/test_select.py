@@ -198,37 +198,6 @@ def test_secret_files_are_overwritten_and_trials_leave_no_trace(trained, tmp_pat
     assert not any(any(one) for one in held.values())
 
 
-def test_a_start_destroys_the_secret_that_a_killed_one_left(trained, tmp_path, monkeypatch):
-    out, begun = tmp_path / "out", []
-    rename = os.rename
-
-    def snapshot(unfinished, path):
-        if path == out and not begun:
-            begun.append(unfinished)
-            shutil.copytree(unfinished, tmp_path / "copy")
-        rename(unfinished, path)
-
-    monkeypatch.setattr(os, "rename", snapshot)
-    with scripted(trained), so_many(2):
-        with stopped():
-            select(out)
-        shutil.rmtree(out)
-        (tmp_path / "copy").rename(begun[0])  # as a kill before the rename leaves it
-        assert (begun[0] / SECRETS / "selection.key").stat().st_size > 64
-        select(out)
-    assert set(os.listdir(tmp_path)) == {"out"}
-
-
-def test_a_start_leaves_the_folder_of_another_process_at_work(tmp_path):
-    out = tmp_path / "out"
-    refused = pytest.raises(FileExistsError, match="left as it is")
-    with refused, RunDirectory.create(out) as slower:
-        slower.write_text("report.md", "mine")
-        with RunDirectory.create(out):
-            assert (slower.path / "report.md").read_text() == "mine"
-    assert set(os.listdir(tmp_path)) == {"out"}
-
-
 def test_a_folder_that_is_destroyed_twice_or_holds_links_is_gone(tmp_path):
     outside = tmp_path / "outside"
     outside.write_bytes(b"stays")

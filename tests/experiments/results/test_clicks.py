@@ -112,7 +112,8 @@ def test_a_baseline_with_other_settings_is_reported_as_such(folder, monkeypatch)
     assert clicks.differences(private, plain) == []
     sampler = dataclasses.replace(plain.spec.sampler, epochs=3)
     spec = plain.spec.but(sampler=sampler, learning_rate=0.1, average_decay=0.5)
-    other = dataclasses.replace(plain, spec=spec)
+    config = dataclasses.replace(plain.config, record={**plain.config.record, **spec.record()})
+    other = dataclasses.replace(plain, config=config)
     found = ["epochs (2 and 3)", "learning rate (0.003 and 0.1)", "average decay (None and 0.5)"]
     assert clicks.differences(private, other) == found
     monkeypatch.setattr(clicks, "differences", lambda run, twin: found)

@@ -7,6 +7,7 @@ import pytest
 
 from dpsgd import Mechanism, RunSpec
 from dpsgd.core.cost import WARM_START
+from dpsgd.runs.directory import Configuration
 from dpsgd.runs.history import History
 from dpsgd.runs.result import FinishedRun
 from experiments.results import draw as drawn
@@ -152,9 +153,11 @@ def test_any_column_of_numbers_is_drawn_over_any_setting(summary_of):
 
 
 class Run(FinishedRun):
-    """A finished run whose mechanism does not come from a ledger."""
+    """A finished run whose mechanism and settings do not come from files."""
 
     mechanism = property(lambda self: self.record["mechanism"])
+    spec = RunSpec.of(Poisson(1000, 100, 1), noise_multiplier=1.0)
+    task = property(lambda self: {})
 
 
 def made(name, sigma=5.0, unit="example", notes=()):
@@ -167,8 +170,7 @@ def made(name, sigma=5.0, unit="example", notes=()):
         "guarantee": "",
         "notes": notes,
     }
-    spec = RunSpec.of(Poisson(1000, 100, 1), noise_multiplier=1.0)
-    return Run(Path(name), {}, spec, record, History())
+    return Run(Path(name), Configuration(Path(name), {}), record, History())
 
 
 RUNS = {

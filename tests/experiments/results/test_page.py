@@ -332,7 +332,7 @@ def test_the_page_warns_about_runs_on_different_stores(runs, page, tmp_path):
     assert "different data" not in page.markdown
     plain = runs[2]
     other = shutil.copytree(plain, tmp_path / "other")
-    (other / DATA).write_text('{"data": ["another"]}')
+    (other / DATA).write_text('{"data": "another"}')
     assert "These runs were trained on different data" in page_of([plain, other]).markdown
 
 

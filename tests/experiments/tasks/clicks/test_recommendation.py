@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd import Adam, LazyTables, Mechanism, dpsgd, train_blocks
-from dpsgd.runs.optimizer import Cosine, optimizer, with_hyperparameters
+from dpsgd.runs.optimizer import StepSizes, optimizer, with_hyperparameters
 from dpsgd.runs.recommendation import RecommendationRequest as Request
 from dpsgd.runs.recommendation import Settings, about_sigma, generic, weak_signal
 from experiments.tasks.clicks.schema import DISPLAY_ADS
@@ -192,7 +192,7 @@ def test_models_of_300_rows_do_not_diverge_with_lazy_tables(tmp_path):
         )
         found = recommended(request)
         mechanism = Mechanism(sampler, about_sigma(request, 32, steps), found.l2_clip_norm)
-        lazy = LazyTables(Cosine(found.tables_learning_rate, steps))
+        lazy = LazyTables(StepSizes(found.tables_learning_rate, steps))
         algorithm = dpsgd(task.loss, optimizer(Adam()), tables=lazy)
         state = algorithm.init(task.init(0), mechanism, columns)
         sizes = {"learning_rate": found.learning_rate, "num_steps": steps}

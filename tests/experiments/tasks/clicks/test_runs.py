@@ -67,7 +67,7 @@ def test_a_stopped_run_resumes_with_its_own_store_at_any_path(store, tmp_path, c
     assert "of the task differs from the start of the run" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     digest = Store.open(store).digest
-    assert RunDirectory(out).data() == [digest]
+    assert RunDirectory(out).data() == digest
     assert digest not in (out / "ledger.jsonl").read_text() + (out / "config.json").read_text()
     moved = Clicks(shutil.copytree(store, tmp_path / "moved"), **sizes)
     assert moved.model is None  # the run chose it
