@@ -285,9 +285,10 @@ class _Asked:
 def _check_metrics(sweep: Sweep, task: Mapping[str, Any], where: str) -> None:
     """Raises ValueError if the task lacks a metric that the sweep shows or tunes by."""
     tuned = [name for grid in sweep.grid for name in grid.tune]
-    if not (tuned or sweep.headline):
+    description = task["description"]
+    if description.get("headline") and not (tuned or sweep.headline):
         return
-    metrics, description = metric_names(task), task["description"]
+    metrics = metric_names(task)
     stated = {name: description.get(name) for name in ("headline", "better")}
     try:
         first = Table.of_rows([stated], metrics).headline(sweep.headline, sweep.better)

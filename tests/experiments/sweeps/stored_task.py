@@ -1,4 +1,4 @@
-"""A task of the tests' own whose rows lie in a file."""
+"""Tasks of the tests' own: rows in a file, and no metrics."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,3 +19,14 @@ class Stored(Line):
     @staticmethod
     def write(path, seed):
         np.savez(path, **Line(seed=seed).columns())
+
+
+@dataclass(frozen=True)
+class Mute(Line):
+    """A line that measures nothing, and names no metric."""
+
+    def metrics(self, params):
+        return {}
+
+    def describe(self):
+        return {"width": self.width}

@@ -399,6 +399,7 @@ def test_wrong_metric_on_command_line_is_refused_before_any_run(tmp_path, in_thi
             "tune: learning_rate is chosen on validation rows, .* it measures test_error, ",
         ),
         ('headline = "test_auc"\n' + SEEDED, "headline: unknown metric 'test_auc'"),
+        (SEEDED.replace("tiny_task:Line", "stored_task:Mute"), "headline: .* measures no metrics"),
     ],
 )
 def test_what_no_run_can_do_is_refused_before_any(tmp_path, in_this_process, text, problem):
