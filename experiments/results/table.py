@@ -213,11 +213,12 @@ class Table:
     def varied(self) -> list[str]:
         """Returns the settings in which runs differ.
 
-        A setting that one run has and another lacks counts if both have the same sampler and both,
-        or neither, have noise. The settings of a sampler are compared among its own runs.
+        A setting that one run has and another lacks counts if they have the same sampler, noise,
+        optimizer and other parts. The settings of a sampler are compared among its own runs.
         """
+        parts = [name for name in ("sampler", *PARTS) if name in self.frame.columns]
         private = pl.col("noise_multiplier") > 0
-        peers = self.frame.with_columns(_private=private).partition_by("sampler", "_private")
+        peers = self.frame.with_columns(_private=private).partition_by(*parts, "_private")
         return [
             name
             for name in self.settings

@@ -190,6 +190,16 @@ def test_runs_with_and_without_an_option_have_two_means(summary_of, other):
     assert counts == [2] * 4  # with noise and without, each with the option and without
 
 
+@pytest.mark.parametrize("tune", [(), ("optimizer",)])
+def test_settings_of_a_part_do_not_split_the_curve_over_parts(summary_of, tune):
+    table = summary_of(auc, {**NOISE, "sampler": "shuffle", "noise_multiplier": 1.0}).table
+    parts = {"optimizer": "adam", "momentum": None}, {"optimizer": "sgd", "momentum": 0.0}
+    rows = [row | part for row in table.rows for part in parts]
+    table = Table.of_rows(rows, table.metrics)
+    view = View(table, "epochs" if tune else "optimizer", Headline("test_auc", "higher"), tune=tune)
+    assert len(view.curves) == 2  # with noise and without
+
+
 def test_noise_chosen_by_lower_ends_alone_has_no_verdict(summary_of):
     both = {**PRIVACY, "target_epsilon": 1.0}, {**PRIVACY, "optimistic": True, "title": "t"}
     (verdict,) = summary_of(auc, *({"title": "t", **grid} for grid in both)).views[0].verdicts()
