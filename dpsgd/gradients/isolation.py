@@ -210,7 +210,8 @@ def host_fault(eqn: core.JaxprEqn) -> str | None:
     name = eqn.primitive.name
     if not _stands_in_jax(eqn.primitive):
         return "is not defined in JAX, so that its calls are unknown"
-    if name in _BY_CALL or _KINDS.get(name) is _CALLBACK or eqn.effects:
+    effects = {type(effect).__name__ for effect in eqn.effects} - {"NamedAxisEffect"}
+    if name in _BY_CALL or _KINDS.get(name) is _CALLBACK or effects:
         return "calls the host or foreign code, which may bring private rows in or keep releases"
     return None
 

@@ -10,8 +10,11 @@ import pytest
 from jax import lax
 from jax.experimental import pallas
 from jax.extend import core
+from jax.sharding import PartitionSpec
 
-from dpsgd import LazyTables, Mechanism, clipped_grad, dpsgd, explain, train
+from dpsgd import LazyTables, Mechanism, Placement, clipped_grad, dpsgd, explain, train
+from dpsgd.engine.placement import AXIS
+from dpsgd.gradients.isolation import host_fault, inner_jaxprs
 from dpsgd.gradients.losses import Loss
 from samplers import Deterministic
 from tests.dpsgd.methods import METHODS, loss_by
@@ -356,3 +359,18 @@ def test_loss_keys_are_threefry_under_any_default():
     with jax.default_prng_impl("rbg"):
         found, _ = found(W, X, np.ones(B), keys)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_exchange_between_devices_is_no_host_call():
+    """Steps on several devices gather row indices and add up sums: effects on a mesh's axis."""
+    placement = Placement.default()
+
+    def exchanged(x):
+        return lax.all_gather(lax.psum(x, AXIS), AXIS)
+
+    specs = {"in_specs": PartitionSpec(), "out_specs": PartitionSpec(), "check_vma": False}
+    mapped = jax.shard_map(exchanged, mesh=placement.mesh, **specs)
+    (outer,) = jax.make_jaxpr(mapped)(jnp.ones(2)).eqns
+    (inner,) = inner_jaxprs(outer.params)
+    assert any(equation.effects for equation in inner.eqns)
+    assert not any(map(host_fault, [outer, *inner.eqns]))
