@@ -68,16 +68,10 @@ def _scaled_sides(
     many C. So each example's activations are divided by a power of two A next to their norm, and
     its cotangents multiplied by A / M: in two steps, as the ratio may leave the float32 range.
     """
-
-    def norms_of(patches: Array) -> Array:
-        """Returns powers of two next to the norms of the examples' activations."""
-        squares = norms.square_sums(patches, lead=3)
-        with norms.float64():
-            return norms.magnitudes(jnp.sum(squares, axis=(1, 2)))
-
-    # Once: of sums in another order, both sides could have powers a factor of 2 apart.
-    scale = norms.once(norms_of, patches)
+    squares = norms.square_sums(patches, lead=3)
     with norms.float64():
+        # Once: of sums in another order, both sides could have powers a factor of 2 apart.
+        scale = norms.once(norms.magnitudes, jnp.sum(squares, axis=(1, 2)))
         ratio = lax.convert_element_type(scale, jnp.float64) * factor.inverse_scale
         step = norms.magnitudes(ratio)  # next to its root
         steps = step, (ratio / step).astype(jnp.float32)
@@ -143,7 +137,9 @@ def _contract(subscripts: str, left: Array, right: Array, factor: norms.ClipFact
     # In two dimensions: compilers see that these are the cotangents themselves, and the squares
     # those of the norms, and keep no second copy.
     flat = right.reshape(math.prod(right.shape[:-1]), right.shape[-1])
-    scale = norms.once(lambda x: norms.magnitudes(norms.square_sums(x)), flat)[:, None]
+    squares = norms.square_sums(flat)
+    with norms.float64():
+        scale = norms.once(norms.magnitudes, squares)[:, None]
     right = (flat * (1.0 / scale)).reshape(right.shape)
     # Large values are divided by M before they are multiplied, small values after. Beyond
     # 2^127 the left vector is zero.
