@@ -275,7 +275,7 @@ def read_rows(refinement: Refinement, params: PyTree, data: PyTree) -> PyTree:
 
 def _read(refinement: Refinement, params: PyTree, part: PyTree) -> PyTree:
     reads = isolated(refinement.reads, params, shapes_of_rows(part))
-    return jax.vmap(reads, (None, 0))(params, part)
+    return reads.map_rows(params, part)
 
 
 def _applied(refinement: Refinement, params: PyTree, state: PyTree) -> Refined:

@@ -6,6 +6,7 @@ by row. Claim, proof and limits: docs/explanation/isolation-of-examples.md.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core, source_info_util
 
 PyTree = Any
@@ -24,7 +26,7 @@ bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy 
 device_put digamma div empty2 eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
 igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min
 mul mulhi name ne neg nextafter not optimization_barrier or platform_index polygamma
-population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
+population_count pow real reduce_precision rem round rsqrt select_n
 sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
 stop_gradient sub tan tanh xor zeta
 """
@@ -93,6 +95,20 @@ class Isolated:
         """Returns the function's result."""
         leaves = core.jaxpr_as_fun(self.trace)(*jax.tree.leaves(values))
         return jax.tree.unflatten(self.structure, leaves)
+
+    def map_rows(self, *arguments: PyTree) -> PyTree:
+        """Returns the results for all rows of the last argument."""
+
+        def evaluate(row: PyTree) -> PyTree:
+            """Returns the result for one row."""
+            return self(*arguments[:-1], row)
+
+        equations = _equations(self.trace.jaxpr, set())
+        # XLA multiplies batch groups of all examples with each other, and 0 * NaN is NaN.
+        one_by_one = any(eqn.params.get("batch_group_count", 1) > 1 for eqn in equations)
+        return (functools.partial(lax.map, evaluate) if one_by_one else jax.vmap(evaluate))(
+            arguments[-1]
+        )
 
 
 def is_narrow(array: Any) -> bool:

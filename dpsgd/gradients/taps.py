@@ -100,6 +100,8 @@ class Use:
         params = dict(self.params)
         if self.op in ("dot_general", "conv_general_dilated"):
             params |= {"precision": lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
+        if params.get("feature_group_count", 1) > 1:
+            others, params = _in_batch_groups(others[0], params)
         operands = list(others)
         operands.insert(self.position, x)
         return self.primitive.bind(*operands, **params)
@@ -234,6 +236,19 @@ def _value_bytes(jaxpr: core.Jaxpr, varies: Sequence[bool]) -> tuple[int, list[b
 
 def _variables(eqn: Any) -> list[Any]:
     return list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, core.Literal)))
+
+
+def _in_batch_groups(images: Array, params: dict[str, Any]) -> tuple[list[Array], dict[str, Any]]:
+    """Returns images and parameters of a convolution with batch in place of feature groups.
+
+    Its transpose has feature groups: XLA multiplies batch groups of all examples with each other.
+    """
+    groups, axes = params["feature_group_count"], params["dimension_numbers"].lhs_spec[:2]
+    x = jnp.moveaxis(images, axes, (0, 1))
+    count, features, *window = x.shape
+    x = x.reshape(count, groups, features // groups, *window).swapaxes(0, 1)
+    x = jnp.moveaxis(x.reshape(groups * count, features // groups, *window), (0, 1), axes)
+    return [x], params | {"feature_group_count": 1, "batch_group_count": groups}
 
 
 def _aval(atom: Any) -> jax.ShapeDtypeStruct:

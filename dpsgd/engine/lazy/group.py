@@ -323,7 +323,7 @@ class LazyRows:
         declared = declared_rows(self.loss_fn)
         assert declared is not None
         example = shapes_of_rows(view.batch)
-        mapped = jax.vmap(traced_places(declared, self.loss_fn, shapes, example))
+        mapped = traced_places(declared, self.loss_fn, shapes, example).map_rows
         # Once: rounded anew, a float could lead to another row.
         return norms.once(lambda examples: dict(mapped(examples)), examples)
 

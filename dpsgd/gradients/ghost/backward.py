@@ -150,8 +150,9 @@ def _differentiated(
         example,
         foreign_calls=allows_foreign_calls(loss_fn),
     )
-    mapped = jax.vmap(differentiated.__call__, in_axes=(None, None, 0))
-    (losses, operands), (trained, cotangents) = norms.once(mapped, variables, leaves, batch)
+    (losses, operands), (trained, cotangents) = norms.once(
+        differentiated.map_rows, variables, leaves, batch
+    )
     return losses, operands, trained, cotangents
 
 

@@ -148,6 +148,11 @@ COULD_SEE_A_BATCH = {
     "a kernel": (doubled_by_a_kernel, "pallas_call"),
     "devices": (on_devices, "shard_map"),
     "a primitive that calls itself sin": (own_primitive().bind, "not defined in JAX"),
+    # Its series ends for all rows at once, by the one that takes longest.
+    "an incomplete beta function": (
+        lambda x: jax.scipy.special.betainc(2.0, 3.0, x),
+        "regularized_incomplete_beta",
+    ),
     "memory that nobody has written": (lambda x: x + lax.empty(x.shape, x.dtype), "uses empty"),
 }
 
@@ -295,6 +300,29 @@ def test_contribution_has_equal_bits_whatever_the_other_examples(name, method):
         for others in (0.0, 7.0, 1e30, np.inf, np.nan):
             batch = np.where(alone[:, None] > 0, X, np.float32(others))
             assert np.array(run(W, batch, alone)[0]).tobytes() == expected.tobytes(), others
+
+
+def test_grouped_channels_of_a_row_are_its_own():
+    """XLA multiplies batch groups of all rows with each other, and masks the products: 0 * NaN."""
+
+    def convolved(image, kernel):
+        layouts = ("NWC", "WIO", "NWC")
+        return lax.conv_general_dilated(
+            image[None], kernel, (1,), "SAME", feature_group_count=2, dimension_numbers=layouts
+        )
+
+    def loss_fn(params, image):
+        tapped = convolved(image, params["tapped"])
+        return jnp.sum(tapped * convolved(image, jnp.sin(params["no rule"])))
+
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(size=(3, 2, 4)).astype(np.float32) for name in ("tapped", "no rule")}
+    images = rng.normal(size=(B, 5, 4)).astype(np.float32)
+    run = jax.jit(clipped_grad(loss_fn, l2_clip_norm=1.0), compiler_options=FAST_COMPILE)
+    poisoned = np.where(np.arange(B)[:, None, None] > 0, images, np.float32(np.inf))
+    expected, found = run(params, images, np.arange(B))[0], run(params, poisoned, np.ones(B))[0]
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert all(x.any() for x in jax.tree.leaves(expected))
 
 
 @pytest.mark.short("*-ghost", "True-vmap")
