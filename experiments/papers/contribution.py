@@ -147,8 +147,8 @@ def sum_sweet_spot(contributions: ArrayLike, epsilon: float) -> float:
     """
     values = np.sort(_check_contributions(contributions))[::-1]
     _check_sum(0.0, epsilon)
-    rank = math.ceil(1.0 / epsilon)
-    return float(values[rank - 1]) if rank <= values.size else 0.0
+    rank = 1.0 / epsilon  # infinite if epsilon is tiny
+    return float(values[math.ceil(rank) - 1]) if rank <= values.size else 0.0
 
 
 def _check_sum(cap: float, epsilon: float) -> None:

@@ -23,6 +23,7 @@ from experiments.papers.contribution import (
     private_quantile,
     sum_error,
     sum_error_bound,
+    sum_sweet_spot,
 )
 
 FALSE_ALARM = 1e-6
@@ -39,6 +40,13 @@ def test_the_exact_error_is_between_the_bias_and_the_bound(contributions, cap, e
     bias = sum(max(0, x - cap) for x in contributions)
     error = sum_error(contributions, float(cap), eps)
     assert bias - 1e-9 <= error <= sum_error_bound(contributions, float(cap), eps) + 1e-9
+
+
+@pytest.mark.parametrize("eps", [1e-320, 0.3, 0.5, 2.0])
+def test_the_sweet_spot_is_the_cap_of_the_least_bound(eps):
+    contributions = [1.0, 4.0, 4.0, 9.0, 14.0]
+    bounds = {cap: sum_error_bound(contributions, cap, eps) for cap in (0.0, *contributions)}
+    assert bounds[sum_sweet_spot(contributions, eps)] == min(bounds.values())
 
 
 def test_the_exact_error_is_that_of_simulated_sums():
