@@ -232,6 +232,8 @@ def require_closed(
                 )
     clipped_sum = algorithm.clipped_sum
     searched: dict[str, Any] = {"the optimizer": optimizer, "the update": algorithm.update}
+    if algorithm.tables is not None:  # whose step sizes are computed on the host
+        searched["the optimizer of tables"] = algorithm.tables.learning_rate
     if isinstance(clipped_sum, ClippedSum):
         rule = clipped_sum.clipping
         searched["the loss"] = clipped_sum.loss_fn

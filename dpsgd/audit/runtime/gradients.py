@@ -166,7 +166,7 @@ def _of_examples(loss, params, batch, places, size, signs):
         """Returns the gradient at moved parameters; move 0 leaves them unchanged."""
         step = jnp.where(move > 0, size, 0.0)
         moved = [
-            (x * (1 + step * d[move - 1])).astype(x.dtype)
+            (x.astype(jnp.float32) * (1 + step * d[move - 1].astype(jnp.float32))).astype(x.dtype)
             for x, d in zip(leaves, signs, strict=True)
         ]
         gradients = jax.grad(loss)(jax.tree.unflatten(structure, moved), *of)

@@ -81,6 +81,12 @@ def test_sound_training_passes(kind):
     report.require_passed()
 
 
+@pytest.mark.long
+def test_sound_training_passes_under_strict_promotion_of_types():
+    with jax.numpy_dtype_promotion("strict"):
+        assert audit(microbatch_size=3).passed
+
+
 def test_a_wrong_claim_is_refused_and_named():
     report = audit(claimed=BallsAndBins(N, 10, 2), microbatch_size=3)
     assert not report.passed

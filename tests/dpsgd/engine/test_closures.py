@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
-from dpsgd import Mechanism, dpsgd, public, train, train_blocks
+from dpsgd import LazyTables, Mechanism, dpsgd, public, train, train_blocks, with_rows
 from dpsgd.gradients import norms
 from dpsgd.gradients.rules import FlatClipping
 from samplers import Deterministic, UserPoisson
@@ -213,6 +213,20 @@ PARTS = {
 def test_rows_that_another_part_reads_on_the_host_are_refused(part):
     with pytest.raises(ValueError, match=rf"{part} holds float32\[90, 3\] in a closure"):
         train(PARTS[part], MECHANISM, PARAMS, ROWS, audit=False)
+
+
+def test_rows_that_step_sizes_of_tables_read_are_refused():
+    loss = with_rows(
+        lambda example: {"b": jnp.int32(0)},
+        lambda params, rows, example: sound_loss(params | {"b": rows["b"].sum()}, example),
+    )
+    tables = LazyTables(lambda step: 0.1 + float(np.tanh(ROWS.mean())))
+    algorithm, mechanism = (
+        dpsgd(loss, optax.sgd(0.1), tables=tables),
+        Mechanism(MECHANISM.sampler, 1.0, 1.0),
+    )
+    with pytest.raises(ValueError, match=r"the optimizer of tables holds float32\[90, 3\]"):
+        train(algorithm, mechanism, PARAMS | {"b": np.zeros((2, 1))}, ROWS, audit=False)
 
 
 def test_rows_in_the_first_state_of_an_optimizer_are_refused():
