@@ -149,6 +149,8 @@ class UserPoissonProfile(RepeatedProfile):
         bottom, top = (float(x) for x in log_ratio(np.array([low, high])))
         size = (top - bottom) / step
         check_grid(max(top, -bottom), step, size)
+        if step < EDGE_DRIFT:
+            raise GridError("no finer grid is computed: its edges would be roundings alone")
         if size * mixture.means.size > _MOST_WORK:
             raise GridError(
                 f"no finer grid is computed: {mixture.means.size} counts of one user's examples "

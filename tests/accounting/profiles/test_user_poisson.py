@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections import Counter
 
 import numpy as np
 from enumeration import hockey_sticks
 from scipy import stats
 
-from accounting import UserPoissonProfile
+from accounting import PoissonProfile, UserPoissonProfile
 
 DELTA = 1e-5
 
@@ -48,3 +49,14 @@ def test_a_tiny_rate_is_answered_on_coarse_grids():
     assert bound.width <= 1e-3
     assert least <= 2.4e-14 * (1.0 + 3e-3)
     assert most >= 2.4e-14 * (1.0 - 3e-3)
+
+
+def test_a_cost_of_few_roundings_is_bounded_without_warnings():
+    """Two rows of the user are in one step of these with a probability of 3e-13 at most."""
+    noise, rate = 696.1967071500716, 2.1889178028975573e-08
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bound = UserPoissonProfile(noise, 11, rate, 8).delta(1e-12)
+    one_row = PoissonProfile(noise, 8 * rate, 11).delta(1e-12)
+    assert bound.lower <= one_row.upper + 3e-13
+    assert one_row.lower - 3e-13 <= bound.upper <= 1.1 * one_row.upper
