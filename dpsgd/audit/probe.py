@@ -105,10 +105,8 @@ class Probe:
         noise = jax.eval_shape(mechanism.noise.init, self.state.dense_params)
         like = self.state._replace(noise=noise)
         self.program = self.layout.program(algorithm, mechanism, like, synthetic.columns)
-        self._spent: Any = None
         self._laws = algorithm.gap_laws(sampler.num_steps)
         self._known: dict[range, Any] = {}
-        self._noise_keys: dict[int, jax.Array] = {}
         self.snapshot: TableSnapshot | None = None
         if self.state.tables:
             self.table_optimizer = algorithm.tables.of_run(sampler.num_steps)
@@ -258,12 +256,11 @@ class Probe:
         Returns:
           The noised sum over the expected batch size, float32[size] for each leaf.
         """
-        state, plan = self.begun(step, spent=True), self._plan(members, at, padding)
+        state, plan = self.begun(step), self._plan(members, at, padding)
         if rows is not None and self.snapshot is not None:
             state = state.with_tables(put_rows(state.lazy_tables, self.snapshot.rows, rows))
         number = int(state.step)
         next_state, _ = self.called(state, plan, mechanism, attempt, return_gradient=True)
-        self._spent = next_state.opt_state  # donated in the next call: no release depends on it
         released = next_state.raw_params
         if self.snapshot is not None:
             read_rows = {}
@@ -295,7 +292,7 @@ class Probe:
         """Adds all deferred noise to a state, which is donated."""
         state = self.layout.put_state(state)
         laws = self._laws.flush_arrays(int(state.step))
-        arguments = state, laws, self._noise_key(attempt), mechanism.scales()
+        arguments = state, laws, jnp.asarray(self.root.noise_key(attempt)), mechanism.scales()
         return flush_noise(self.algorithm, arguments, self.layout.placement)
 
     def blocks(
@@ -334,22 +331,13 @@ class Probe:
             watch=Watch(np.bool_(return_gradient), recorded),
         )
 
-    def begun(self, step: int | None = None, *, spent: bool = False) -> Any:
-        """Returns a copy of `state` at a step.
+    def begun(self, step: int | None = None) -> Any:
+        """Returns a copy of `state` at a step, by default the run's first.
 
         Its buffers may be donated, and all rows of its tables are up to date.
-
-        Args:
-          step: Number of the step; by default the run's first.
-          spent: True to allow the optimizer state of an earlier release.
         """
-        left_over, self._spent = self._spent if spent else None, None
         dense_state = self.state._replace(raw_params=self.state.params_without_tables, tables={})
-        if left_over is not None:
-            dense_state = dense_state._replace(opt_state=())
         state = jax.tree.map(jnp.array, dense_state)
-        if left_over is not None:
-            state = state._replace(opt_state=left_over)
         noise = jax.tree.map(jnp.array, self.mechanism.noise.init(self.state.dense_params))
         number = self.first_step if step is None else step
         state = state._replace(step=jnp.int32(number), noise=noise)
@@ -391,15 +379,10 @@ class Probe:
         if steps not in self._known:
             laws = self._laws and self._laws.block_arrays(steps, self.layout.block_steps)
             self._known[steps] = laws
-        key, scales = self._noise_key(attempt), mechanism.scales()
+        key, scales = jnp.asarray(self.root.noise_key(attempt)), mechanism.scales()
         inputs = BlockInputs(data, plan, key, scales, watch, loss_key, self._known[steps])
         next_state, log, _ = self.program(state, inputs)
         return next_state, log
-
-    def _noise_key(self, attempt: int) -> jax.Array:
-        if attempt not in self._noise_keys:
-            self._noise_keys[attempt] = jnp.asarray(self.root.noise_key(attempt))
-        return self._noise_keys[attempt]
 
     def _plan(
         self, members: Any, positions: Any = None, padding: int | np.ndarray = 0
