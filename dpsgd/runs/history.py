@@ -68,8 +68,7 @@ class History:
         a finished run; empty before.
       selection: Private selection that the first line declares; None for a run. The only attempt
         of its ledger is the released model.
-      price: `price_of` the run or selection when it began, if it has own samplers or noises; None
-        once checked, and for parts of this package.
+      price: `price_of` the run or selection when it began; None without own samplers or noises.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
@@ -88,7 +87,8 @@ class History:
           path: Path of the file, for error messages.
 
         Raises:
-          LedgerError: if the ledger is empty or invalid.
+          LedgerError: if the ledger is empty or invalid, or own samplers and noises state another
+            price than in the first line.
         """
         history = cls()
         history.read_on(content, path)
@@ -96,6 +96,7 @@ class History:
             raise LedgerError(
                 f"{path} is empty, so the privacy cost cannot be computed: restore it from a copy"
             )
+        history._check_price()
         return history
 
     def read_on(self, content: bytes, path: Path) -> None:
@@ -169,15 +170,12 @@ class History:
         """SHA-256 digests of trained models that began the run."""
         return {release.initial.sha256 for release in self.parts if release.initial}
 
-    def check_price(self) -> None:
-        """Refuses own samplers and noises that state another price than in the first line.
+    def _check_price(self) -> None:
+        """Raises LedgerError if own samplers and noises state another price than when it began.
 
         A changed import of its file, or a changed class without a file, shows in the price alone.
-
-        Raises:
-          LedgerError: if the price in the first line differs.
         """
-        if self.price is None:
+        if self.price is None or not (self.selection or self.attempts):
             return
         now = price_of(self.selection or self.attempts[0].terms)["price"]
         if len(now) != len(self.price) or not np.allclose(now, self.price, rtol=1e-6, atol=0.0):
@@ -188,7 +186,6 @@ class History:
                 "began: restore the code that it uses, or start a new run (the declared steps "
                 "still count)"
             )
-        self.price = None
 
     def guarantee(self, *earlier: History) -> Guarantee:
         """Returns the guarantee of all declared steps.
@@ -197,12 +194,9 @@ class History:
           earlier: Finished runs, for the guarantee of a unit with rows in each of the runs.
 
         Raises:
-          ValueError: if one of several runs is not finished, `check_together` refuses them, or
-            `check_price` does.
+          ValueError: if one of several runs is not finished, or `check_together` refuses them.
         """
         runs = (*earlier, self)
-        for run in runs:
-            run.check_price()
         releases = [release for run in runs for release in run.parts]
         if earlier:
             if not all(run.released for run in runs):

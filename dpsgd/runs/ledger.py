@@ -111,7 +111,6 @@ class Ledger:
             _lock(descriptor, path)
             content = path.read_bytes()
             history = History.parse(content, path)
-            history.check_price()
             complete_bytes = content.rfind(b"\n") + 1
             if complete_bytes < len(content):
                 os.ftruncate(descriptor, complete_bytes)

@@ -162,7 +162,7 @@ def proved(history: History) -> dict[str, Any]:
 
 
 def write_report(
-    folder: RunDirectory, history: History, record: dict[str, Any], origin: str = ""
+    folder: RunDirectory, history: History, figures: Figures, origin: str = ""
 ) -> dict[str, Any]:
     """Writes guarantee and report of a finished run.
 
@@ -171,10 +171,10 @@ def write_report(
     Args:
       folder: Run directory, with its configuration.
       history: Complete ledger of the run.
-      record: Entries of `proved` and of `Figures`.
+      figures: Entries that the ledger does not prove.
       origin: Date and command of the training, in words; may be empty.
     """
-    record = {**record, "ledger_head": history.head}
+    record = {**proved(history), **vars(figures), "ledger_head": history.head}
     folder.write_json("guarantee.json", history.guarantee().record())
     config = folder.read_json("config.json")
     folder.write_text("report.md", report.markdown(record, config, origin))

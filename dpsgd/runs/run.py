@@ -31,7 +31,7 @@ from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import MetricWriter, Stages, writer_of
 from dpsgd.runs.plan import Execution, plan_run, recorded_job
 from dpsgd.runs.processes import Processes
-from dpsgd.runs.result import Figures, FinishedRun, origin, proved, write_report
+from dpsgd.runs.result import Figures, FinishedRun, origin, write_report
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import stop_requests
 from dpsgd.runs.task import TASKS, Task, find
@@ -272,7 +272,6 @@ class Run:
         stages.begin("accounting")
         sampler = job.mechanism.sampler
         rate = sampler.num_steps * sampler.expected_batch_size / journal.seconds
-        proof = proved(ledger.history)
         figures = Figures(
             metrics=metrics,
             num_params=sum(leaf.size for leaf in jax.tree.leaves(job.params)),
@@ -281,8 +280,8 @@ class Run:
             training_seconds=journal.seconds,
             examples_per_second=rate,
         )
-        journal.log.write(job.mechanism.num_steps, proof["epsilon_upper"], rate)
-        record = write_report(folder, ledger.history, {**proof, **vars(figures)}, origin())
+        record = write_report(folder, ledger.history, figures, origin())
+        journal.log.write(job.mechanism.num_steps, record["epsilon_upper"], rate)
         folder.forget()
         return record
 

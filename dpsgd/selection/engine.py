@@ -151,7 +151,6 @@ def _declared(wanted: Candidates, folder: RunDirectory, secret: VaultSecret | No
             f"{path} holds a selection with another {', '.join(changed)}, which stays unchanged: "
             "choose another folder"
         )
-    history.check_price()
     return selection
 
 

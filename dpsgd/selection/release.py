@@ -16,7 +16,7 @@ from dpsgd.files import write_atomically
 from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.history import History, line_of
 from dpsgd.runs.records import to_json
-from dpsgd.runs.result import Figures, code_digest, environment, proved, write_report
+from dpsgd.runs.result import Figures, code_digest, environment, write_report
 from dpsgd.runs.terms import Terms
 from dpsgd.selection.candidates import Candidates
 from dpsgd.selection.vault import VaultSecret
@@ -64,7 +64,7 @@ def release(
         folder.write_json(CALIBRATION, trial_report["calibration"])
     write_atomically(folder.params_path, lambda file: file.write(content))
     figures = Figures(**{key: trial_report[key] for key in _KEPT})
-    write_report(folder, history, {**proved(history), **vars(figures)})
+    write_report(folder, history, figures)
 
 
 def _write_ledger(
