@@ -19,7 +19,6 @@ from dpsgd.files import (
     PUBLIC,
     SECRET,
     check_writable,
-    file_sha256,
     fsync_folder,
     make_folder,
     open_own,
@@ -216,27 +215,15 @@ class RunDirectory:
           LedgerError: if it is damaged, or contradicts the checkpoint or the report.
         """
         # Before the ledger, which grows meanwhile if another process trains the run.
-        report = self.read_json("report.json") if self.finished else None
+        holder, head = "the last checkpoint", self.checkpoints.latest_head()
+        if finished := self.finished:
+            holder, stated = "report.json", self.read_json("report.json").get("ledger_head")
+            head = checked(stated, str, f"{self.path / holder} is damaged: ledger_head")
         has_params = self.params_path.exists()
-        head = self.checkpoints.latest_head() if report is None else None
         history = read(self.ledger_path)
-        if report is not None:
-            report_path = self.path / "report.json"
-            proved = {"audit": history.audit, "params_sha256": history.released}
-            stated = {
-                name: checked(report.get(name), str, f"{report_path} is damaged: {name}")
-                for name in ("ledger_head", *proved)
-            }
-            history.check_head(stated.pop("ledger_head"), "report.json")
-            for name, value in proved.items():
-                if stated[name] != value or not history.released:
-                    raise LedgerError(
-                        f"{report_path} states another {name} than the ledger: one of them was "
-                        "edited, cut or replaced; restore it from a copy"
-                    )
-        elif head:
-            history.check_head(head, "the last checkpoint")
-        elif has_params and not history.released:
+        if head:
+            history.check_head(head, holder)
+        if (finished or (has_params and not head)) and not history.released:
             raise LedgerError(
                 f"{self.ledger_path} does not record the released model in params.npz: it was "
                 "cut, or is of an earlier version; restore it from a copy"
@@ -293,7 +280,7 @@ class RunDirectory:
             from dpsgd.engine import batch_files  # with JAX, which reading a run needs not
 
             batch_files.forget(batches, read(self.ledger_path).name)
-            self.withdraw(BATCHES)
+            (self.path / BATCHES).unlink(missing_ok=True)
         self.checkpoints.remove()
         self.stop_file.destroy()
         fsync_folder(self.path)
@@ -309,10 +296,6 @@ class RunDirectory:
           ValueError: if `content` has NaN or infinity.
         """
         self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-    def withdraw(self, name: str) -> None:
-        """Removes the file `name` if it exists."""
-        (self.path / name).unlink(missing_ok=True)
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a text file.
@@ -350,10 +333,6 @@ class RunDirectory:
         write_atomically(
             self.params_path, lambda file: np.savez(file, allow_pickle=False, **leaves)
         )
-
-    def params_digest(self) -> str:
-        """Returns the SHA-256 of the file of the released parameters."""
-        return file_sha256(self.params_path)
 
     def append_diagnostics(self, first_step: int, diagnostics: Diagnostics) -> None:
         """Appends one JSON line per step, NOT private.

@@ -23,7 +23,7 @@ from dpsgd.core.segments import Part, Segment, check_together
 from dpsgd.files import parse_json
 from dpsgd.runs.drawing import own_code
 from dpsgd.runs.records import checked
-from dpsgd.runs.terms import Selection, Terms
+from dpsgd.runs.terms import Selection, Terms, is_trial_of
 from samplers.registry import UnknownPart
 
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v2").hexdigest()
@@ -282,8 +282,9 @@ class History:
                 raise ValueError(f"the first attempt must begin at step 0, not {first:,}")
             if not (nonce or terms.plan.reproducible_noise):
                 raise ValueError("it lacks a nonce, which tells runs apart")
-            if self.selection is not None:
-                self.selection.check_released(terms)
+            declared = self.selection.candidates if self.selection else ()
+            if self.selection and not any(is_trial_of(each, terms) for each in declared):
+                raise ValueError("the released model belongs to none of the declared candidates")
         dataclasses.replace(terms.plan, steps=steps)
         self.attempts.append(Attempt(index, terms, steps, drawing, environment, head))
 

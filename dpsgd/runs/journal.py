@@ -113,7 +113,7 @@ class DirectoryJournal(Journal):
         )
         if self._processes.first:  # remove later states, and a guarantee without this attempt
             self._folder.checkpoints.destroy_after(step)
-            self._folder.withdraw("guarantee.json")
+            (self._folder.path / "guarantee.json").unlink(missing_ok=True)
         drawing, environment = self.job.drawing, self.job.environment()
         self.ledger.begin(self.job.terms, step=step, drawing=drawing, environment=environment)
 

@@ -22,7 +22,7 @@ from dpsgd.engine import batch_files
 from dpsgd.engine.batch_files import Draw
 from dpsgd.engine.copies import on_one_device
 from dpsgd.engine.placement import Placement, check_placement
-from dpsgd.files import FULL, make_folder
+from dpsgd.files import FULL, file_sha256, make_folder
 from dpsgd.runs.attempts import Stop
 from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.job import Job
@@ -263,10 +263,10 @@ class Run:
         folder, (_, stages, progress, _) = self.folder, self._execution
         stages.begin("evaluate")
         released = ledger.history.released
-        is_written = released and folder.params_path.exists()
-        if not (is_written and folder.params_digest() == released):
+        path = folder.params_path
+        if not (released and path.exists() and file_sha256(path) == released):
             folder.write_params(params)
-        ledger.release(folder.params_digest())
+        ledger.release(file_sha256(path))
         progress("evaluating")
         metrics = numbers(job.task.metrics(params))
         stages.begin("accounting")

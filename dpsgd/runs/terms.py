@@ -243,18 +243,6 @@ class Selection:
             **fields_of(cls, body, ("settings", "score", "better", "request")),
         )
 
-    def check_released(self, terms: Terms) -> None:
-        """Refuses a model that no candidate declares.
-
-        Args:
-          terms: Terms of the released model.
-
-        Raises:
-          ValueError: if no candidate has these terms.
-        """
-        if not any(is_trial_of(candidate, terms) for candidate in self.candidates):
-            raise ValueError("the released model belongs to none of the declared candidates")
-
     @property
     def delta(self) -> float:
         """The delta at which the guarantee is given."""
