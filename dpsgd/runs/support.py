@@ -92,8 +92,6 @@ UNSUPPORTED = (
 class Conflict(NamedTuple):
     """Rule that refuses a run; as text, the reason and the remedy."""
 
-    number: int
-    """Number of the rule in `UNSUPPORTED`, from 1."""
     rule: Unsupported
     traits: tuple[Trait, Trait]
 
@@ -127,12 +125,12 @@ def conflict_of(spec: RunSpec, sampler: BatchSampler | None = None) -> Conflict 
     if sampler is not None:
         has["no minimum separation"] = sampler.separation == 1 and bands != "auto"
         has["protected units of several rows"] = sampler.unit != "example"
-    for number, rule in enumerate(UNSUPPORTED, 1):
+    for rule in UNSUPPORTED:
         matches = [
             [trait for trait in side if has.get(trait)] for side in (rule.first, rule.second)
         ]
         if all(matches):
-            return Conflict(number, rule, (matches[0][0], matches[1][0]))
+            return Conflict(rule, (matches[0][0], matches[1][0]))
     return None
 
 
@@ -221,7 +219,7 @@ def support_matrix() -> str:
         for options in COLUMNS.values():
             spec = RunSpec.of(requested, noise_multiplier=1.0, **options)
             conflict = conflict_of(spec, built)
-            cells.append("yes" if conflict is None else f"no ({conflict.number})")
+            cells.append("yes" if not conflict else f"no ({UNSUPPORTED.index(conflict.rule) + 1})")
         cells.append("no")
         with contextlib.suppress(TypeError, ValueError):  # no such setting, or not with the others
             dataclasses.replace(requested, num_shards=2).build(example_data(), 1e-5)
