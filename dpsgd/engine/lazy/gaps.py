@@ -125,14 +125,14 @@ class LinearSgd:
 
 
 class StepGaps(NamedTuple):
-    """Laws of the gaps that end at one step t, or at each of several."""
+    """Laws of the gaps that end at one step t."""
 
     from_multiples: GapLaw
-    """Law of the gap from each multiple i K <= t to t, arrays [..., ceil(N / K) + 1, d, d]; entries
-    beyond t are void."""
+    """Law of the gap from each multiple i K <= t to t, arrays [ceil(N / K) + 1, d, d]; void beyond
+    t."""
     from_recent: GapLaw
     """Law of the gap from each step s since the last multiple of K, at index s mod K, arrays
-    [..., K, d, d]."""
+    [K, d, d]."""
 
 
 class Gaps:
@@ -140,15 +140,14 @@ class Gaps:
 
     Args:
       optimizer: Optimizer of the table.
-      spacing: Distance K of precomputed steps; by default about sqrt(N).
 
     >>> Gaps(LinearSgd((1.0,) * 9)).ending_at(7).from_multiples.covariance.ravel()[:3].tolist()
     [7.0, 4.0, 1.0]
     """
 
-    def __init__(self, optimizer: LinearSgd, spacing: int | None = None) -> None:
+    def __init__(self, optimizer: LinearSgd) -> None:
         self.optimizer = optimizer
-        self.spacing = spacing or max(1, math.isqrt(optimizer.num_steps))
+        self.spacing = math.isqrt(optimizer.num_steps)
         blocks = -(-optimizer.num_steps // self.spacing)
         # Step, laws of gaps from multiples to its block, and of gaps from recent steps to it.
         self._first = 0, optimizer._nothing(blocks + 1), optimizer._nothing(self.spacing)

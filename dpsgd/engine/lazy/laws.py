@@ -21,8 +21,8 @@ class StepLaws(NamedTuple):
     """Optimizer of tables in one step, and laws of the gaps that end there, float32.
 
     The laws are transition (A) and noise-scale (S) matrices, packed; a gap takes two look-ups, see
-    `Gaps`. S is V if d is 1, and L otherwise, see `GapLaw`. For a block, `from_multiples`,
-    `from_recent` and `step_size` have a leading axis of steps.
+    `Gaps`. S is L, see `GapLaw`. For a block, `from_multiples`, `from_recent` and `step_size` have
+    a leading axis of steps.
     """
 
     to_multiple: Any
@@ -48,8 +48,7 @@ def packed(law: GapLaw) -> np.ndarray:
     """
     if not max(np.abs(x).max(initial=0) for x in law) <= np.finfo(np.float32).max:
         raise ValueError("noise of lazy tables grows beyond float32; lower learning_rate")
-    spread = law.covariance if law.covariance.shape[-1] == 1 else law.root
-    flat = [x.reshape(*x.shape[:-2], -1) for x in (law.transition, spread)]
+    flat = [x.reshape(*x.shape[:-2], -1) for x in (law.transition, law.root)]
     return np.concatenate(flat, axis=-1).astype(np.float32)
 
 
@@ -86,11 +85,8 @@ def law_of(laws: StepLaws, starts: Array, step: Array) -> tuple[Matrix, Matrix]:
     a2, s2 = unpacked(from_multiples[multiple])
     a3, s3 = unpacked(from_recent[starts % spacing])
     long = multiple * spacing <= step
-    a, carried = chosen(times(a2, a1), a3), times(a2, s1)
-    if order == 1:
-        ((variance,),) = chosen([[times(carried, a2)[0][0] + s2[0][0]]], s3)
-        return a, [[jnp.sqrt(variance)]]
-    return a, chosen(_lower([x + y for x, y in zip(carried, s2, strict=True)]), s3)
+    joined = _lower([x + y for x, y in zip(times(a2, s1), s2, strict=True)])
+    return chosen(times(a2, a1), a3), chosen(joined, s3)
 
 
 def norm(row: list[Array]) -> Array:
@@ -111,8 +107,11 @@ def _lower(rows: Matrix) -> Matrix:
     would be its root, which a flush would show
     (docs/explanation/deferred-noise-for-embedding-tables.md).
     """
-    first, second = rows
+    first, *others = rows
     length = norm(first)
+    if not others:
+        return [[length]]
+    (second,) = others
     unit = [x / jnp.where(length > 0, length, 1) for x in first]
     dot = functools.reduce(operator.add, (x * y for x, y in zip(second, unit, strict=True)))
     residual = [x - dot * y for x, y in zip(second, unit, strict=True)]
