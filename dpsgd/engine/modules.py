@@ -77,7 +77,9 @@ def module_with_rows(
     """Returns (params, loss) with declared look-ups of `nnx.Embed` layers.
 
     The look-ups are recorded by tracing the loss on one example. They are a convenience and no
-    assumption of the guarantee: an example gets rows and no table, even if the record is wrong.
+    assumption of the guarantee: an example gets rows and no table, even if the record is wrong. Row
+    indices beyond the table read its first or last row, see `with_rows`; `nnx.Embed` counts those
+    below 0 from the end, and returns NaN for others.
 
     Args:
       module: Module as for `split_module`, with one or more `nnx.Embed` layers.
@@ -96,7 +98,11 @@ def module_with_rows(
         the row indices depend on parameters, or a layer is read otherwise than by look-ups.
     """
     params, run = _split(module, trained)
-    layers = [(path, layer) for path, layer in nnx.iter_modules(module) if type(layer) is nnx.Embed]
+    layers = {
+        ".".join(map(str, (*path, "embedding"))): (path, layer.dtype)
+        for path, layer in nnx.iter_modules(module)
+        if type(layer) is nnx.Embed
+    }
     if not layers:
         raise ValueError(f"{type(module).__name__} has no nnx.Embed layer; use split_module")
     shapes, keyed = jax.eval_shape(lambda: params), takes_key(loss)
@@ -106,8 +112,10 @@ def module_with_rows(
 
         def with_readers(module: Any) -> Any:
             """Returns the loss of the module with `_Reader`s as layers."""
-            for path, layer in layers:
-                module = _replaced(module, path, _Reader(path, layer.dtype, read))
+            tables = named_leaves(params)
+            for name, (path, dtype) in layers.items():
+                if name in tables:  # and not one with the table of another layer
+                    module = _replaced(module, path, _Reader(name, dtype, read))
             return loss(module, example, *key)
 
         return run(params, with_readers, key[0] if key else None)
@@ -186,14 +194,10 @@ _Read = Callable[[str, Array], Array]
 class _Reader:
     """Layer in the place of an `nnx.Embed`, whose rows come from `read`."""
 
-    path: tuple[Any, ...]
+    name: str
+    """Name of the layer's table."""
     dtype: Any
     read: _Read
-
-    @property
-    def name(self) -> str:
-        """Name of the layer's table."""
-        return ".".join(map(str, (*self.path, "embedding")))
 
     def __call__(self, inputs: Array) -> Array:
         rows = self.read(self.name, jax.numpy.asarray(inputs))

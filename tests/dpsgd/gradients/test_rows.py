@@ -220,6 +220,13 @@ class Word(nnx.Module):
         self.weight = nnx.Param(jnp.ones(D))
 
 
+class Tied(Word):
+    def __init__(self):
+        super().__init__()
+        self.twin = nnx.Embed(9, D, rngs=nnx.Rngs(0))
+        self.twin.embedding = self.table.embedding
+
+
 def looped(module, x):
     return jax.lax.map(module.table, x).sum()
 
@@ -232,9 +239,18 @@ def looped(module, x):
         (Word(), lambda m, x: m.table(jnp.argmax(m.weight[...]) + x).sum(), "depend on its param"),
         (Word(), lambda m, x: m.table(jnp.argmax(m.table(x[0]))).sum(), "depend on its param"),
         (Word(), looped, "inside a loop"),
+        (Tied(), lambda m, x: (m.table(x) * m.twin(x)).sum(), "reads the table 'table.embedding'"),
         (nnx.Linear(2, 1, rngs=nnx.Rngs(0)), lambda m, x: m(x).sum(), "has no nnx.Embed"),
     ],
-    ids=["tied weights", "table", "ids of parameters", "ids of rows", "loop", "no layer"],
+    ids=[
+        "tied weights",
+        "table",
+        "ids of parameters",
+        "ids of rows",
+        "loop",
+        "two layers",
+        "no layer",
+    ],
 )
 def test_modules_whose_look_ups_cannot_be_declared_are_refused(module, loss, named):
     def ask():
