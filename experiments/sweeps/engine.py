@@ -274,8 +274,8 @@ class _Asked:
         columns, population = rows_of(task)
         about = RecommendationRequest(population.num_examples, 1e-5, noise_multiplier=1.0)
         earlier = EarlierModel.read(runs[0].spec.init_from)
-        begun = earlier.task if earlier else {}
-        task, _ = settled(task, about, sweep.task_name, begun)  # one model for all points
+        recorded = earlier.task if earlier else {}
+        task, _ = settled(task, about, sweep.task_name, recorded)  # one model for all points
         programs = [(run, _program(run.spec, population, f"{where}, {run.cell}")) for run in runs]
         check_data(task)
         digest = data_digest(task, columns, population)
@@ -396,13 +396,13 @@ def _refuse_another(
     others: Sequence[str] = (),
 ) -> None:
     """Raises ValueError if a folder holds another run than the planned one."""
-    begun, names = config.task, config.differing(run.spec)
+    recorded, names = config.task, config.differing(run.spec)
     if not names:
         for section in ("settings", "description"):
-            ours, theirs = dict(task[section]), begun[section]
+            ours, theirs = dict(task[section]), recorded[section]
             keys = {**ours, **theirs}.keys() - {"data"}  # their path may differ
             names += sorted(key for key in keys if ours.get(key) != theirs.get(key))
-    names += ["task"] if task["name"] != begun["name"] else []
+    names += ["task"] if task["name"] != recorded["name"] else []
     if names := [*names, *others]:
         raise ValueError(
             f"{run.out} holds another run than this sweep's, with another "
