@@ -75,15 +75,16 @@ def lines(table: pl.DataFrame) -> Iterator[str | Cells]:
     worse, better = pl.col("sign") == ">", pl.col("sign") == "<"
     summary = table.group_by("panel", maintain_order=True).agg(
         *((pl.col("sign") == sign).sum().cast(pl.String).alias(sign) for sign in "<>?."),
-        epsilon=pl.col("x").filter(worse).max().fill_null(0.0),
-        delta=pl.col("poisson_lower").filter(worse).min().fill_null(0.0),
-        ratio=(pl.col("poisson_lower") / pl.col("upper")).filter(better).min().fill_null(0.0),
+        epsilon=pl.col("x").filter(worse).max(),
+        delta=pl.col("poisson_lower").filter(worse).min(),
+        ratio=(pl.col("poisson_lower") / pl.col("upper")).filter(better).min() - 5e-5,
     )
     counts = ["", "better", "worse", "undecided", f"below {FLOOR:g}"]
     extremes = ["largest epsilon where worse", "smallest delta where worse", "ratio elsewhere"]
+    forms = {"epsilon": "{:g}", "delta": "{:.2g}", "ratio": ">= {:.4f}"}
     rows = [
-        [*cells, f"{epsilon:g}", f"{delta:.2g}", f">= {ratio - 5e-5:.4f}"]
-        for *cells, epsilon, delta, ratio in summary.iter_rows()
+        [forms.get(name, "{}").format(x) if x is not None else "none" for name, x in row.items()]
+        for row in summary.iter_rows(named=True)
     ]
     yield [*counts, *extremes], rows
 

@@ -278,6 +278,13 @@ def test_users_with_few_ratings_have_a_figure_of_contributions(tmp_path):
     assert len(rows) == len(contributions.EPSILONS)
 
 
+def test_a_panel_without_worse_cells_names_no_largest_epsilon():
+    point = {"panel": "a", "x": 1.0, "poisson_lower": 0.3, "lower": 0.1, "upper": 0.2}
+    table = collect([{**point, "sign": "<"}, {**point, "x": 2.0, "sign": "?"}])
+    ((_, [row]),) = never_worse.lines(table)
+    assert row == ["a", "1", "0", "1", "0", "none", "none", ">= 1.4999"]
+
+
 def test_a_violation_can_be_drawn(tmp_path):
     rng = np.random.default_rng(0)
 
