@@ -216,9 +216,11 @@ class _Steps:
         first = self._parts(low)[0]
         for name, group in {"half a batch": first[::2], "one example": first[-1:]}.items():
             yield _Look(f"{name}, {words}", full[group], low, group, padding)
-        special = [] if nan is None else [nan, *self._probe.huge]
-        for number in special[: 2 if self.large else None]:
-            yield _Look("a NaN or huge example", np.array([number]), quiet(base), self._every[:1])
+        if nan is not None:  # alone its noise would underflow in float16
+            members = np.append(nan, full[:1])[: self._every.size]
+            yield _Look("a NaN example", members, quiet(base), self._every[: members.size])
+        for number in self._probe.huge[: 1 if self.large else None]:
+            yield _Look("a huge example", np.array([number]), quiet(base), self._every[:1])
         if self._poison is not None:  # in the first place it was above
             members = np.append(full[:1], np.full(self._every.size - 1, nan))
             yield _Look("NaN but in the first place", members, quiet(base), self._every)
