@@ -88,9 +88,11 @@ class Configuration:
 
         A model of `init_from` may lie anywhere.
         """
-        requested = checked(self.record.get("requested"), dict[str, Any], self.damage)
-        pairs = {name: (x, requested.get(name)) for name, x in spec.record().items()}
-        return [name for name, (x, y) in pairs.items() if x != y and name != "init_from"]
+        ours = spec.record()
+        theirs = checked(self.record.get("requested"), dict[str, Any], self.damage)
+        names = dict.fromkeys([*ours, *theirs])  # a record lacks the options of other choices
+        names.pop("init_from", None)
+        return [name for name in names if ours.get(name) != theirs.get(name)]
 
     def check(self, history: History) -> None:
         """Raises ValueError if a ledger records another configuration."""

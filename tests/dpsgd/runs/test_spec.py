@@ -2,7 +2,9 @@
 
 import itertools
 import json
+from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -21,8 +23,10 @@ from dpsgd import (
     NoiseMultiplier,
     NonPrivate,
     RunSpec,
+    TailAverage,
     TargetEpsilon,
 )
+from dpsgd.runs.directory import Configuration
 from dpsgd.runs.spec import Dense, known_options
 from samplers import Deterministic, Population
 from samplers.settings import SETTINGS
@@ -74,6 +78,15 @@ def test_options_and_records_give_every_spec_again():
         assert not spec.open
         record = json.loads(json.dumps(spec.record()))
         assert RunSpec.from_record({**record, "task": {}, "chosen": {}}, "here") == spec
+
+
+def test_a_run_differs_from_all_specs_but_the_requested_one():
+    specs = [*EVERY[:18], *OPEN.values(), spec_of(average=TailAverage(0.5))]
+    for requested in specs:
+        record = json.loads(json.dumps({"requested": requested.record()}))
+        begun = Configuration(Path("config.json"), record)
+        assert [spec for spec in specs if not begun.differing(spec)] == [requested]
+        assert not begun.differing(replace(requested, init_from="elsewhere"))
 
 
 @pytest.mark.parametrize("name", OPEN)
