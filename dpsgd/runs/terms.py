@@ -57,14 +57,13 @@ class Terms:
         Raises:
           ValueError: if a field is missing, refused or unknown: another version may count it.
         """
-        for name in body:
-            if name not in _KNOWN:
-                raise ValueError(f"{name} is unknown{near(name, _KNOWN)}")
+        _check_known(body, {*_OF_RECORD, *_OF_TERMS, "initial"})
         values, started = fields_of(cls, body, _OF_TERMS), dict[str, Any]()
         check_guarantee_delta(values["delta"])
         if body.get("initial") is not None:
             model = checked(body["initial"], dict[str, Any], "initial")
             segments = segments_from_records(model["segments"])
+            _check_known(model, {"sha256", "name", "segments"})
             names = fields_of(Initial, model, ("sha256", "name"))
             started["initial"] = Initial(segments=segments, **names)
         return cls(_segment_from_record(body, **started), **values)
@@ -73,7 +72,16 @@ class Terms:
 _OF_TERMS = ("delta", "config", "trained")
 _OF_SEGMENT = ("unit", "lazy_tables", "not_covered", "rows", "reproducible_noise")
 _OF_MECHANISM = ("noise_multiplier", "l2_clip_norm", "noise", "full_sums", "adjacency", "code")
-_KNOWN = {"sampler", "initial", *_OF_MECHANISM, *_OF_SEGMENT, *_OF_TERMS}
+_OF_RECORD = ("sampler", *_OF_MECHANISM, *_OF_SEGMENT)
+_OF_LAW = ("mean_trials", "trials_shape")
+_OF_SELECTION = ("settings", "score", "better", "request")
+
+
+def _check_known(body: Mapping[str, Any], known: set[str]) -> None:
+    """Raises ValueError for a field that is unknown: another version may count it."""
+    for name in body:
+        if name not in known:
+            raise ValueError(f"{name} is unknown{near(name, known)}")
 
 
 def _segment_record(segment: Segment) -> dict[str, Any]:
@@ -171,12 +179,14 @@ def segments_from_records(records: Any) -> tuple[Segment, ...]:
     """Returns the segments in `segment_records`.
 
     Raises:
-      ValueError: if a record is damaged.
+      ValueError: if a record is damaged, or has a field that this version does not know.
     """
-    return tuple(
-        _segment_from_record(body, steps=range(*checked(body["steps"], tuple[int, int], "steps")))
-        for body in checked(records, list[dict[str, Any]], "segments")
-    )
+    segments = []
+    for body in checked(records, list[dict[str, Any]], "segments"):
+        _check_known(body, {*_OF_RECORD, "steps"})
+        steps = range(*checked(body["steps"], tuple[int, int], "steps"))
+        segments.append(_segment_from_record(body, steps=steps))
+    return tuple(segments)
 
 
 @dataclass(frozen=True)
@@ -235,12 +245,13 @@ class Selection:
     def from_record(cls, record: Any) -> Selection:
         """Returns the selection in a record made by `record`."""
         body = checked(record, dict[str, Any], "selection")
-        law = (checked(body[name], float, name) for name in ("mean_trials", "trials_shape"))
+        _check_known(body, {*_OF_LAW, "candidates", *_OF_SELECTION})
+        law = (checked(body[name], float, name) for name in _OF_LAW)
         candidates = checked(body["candidates"], list[dict[str, Any]], "candidates")
         return cls(
             TrialCount(*law),
             tuple(map(Terms.from_record, candidates)),
-            **fields_of(cls, body, ("settings", "score", "better", "request")),
+            **fields_of(cls, body, _OF_SELECTION),
         )
 
     @property

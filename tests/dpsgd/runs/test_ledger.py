@@ -19,13 +19,13 @@ import accounting
 from accounting import TrialCount
 from dpsgd import Mechanism, Segment, cost
 from dpsgd.core.queries import FullSums
-from dpsgd.core.segments import check_together
+from dpsgd.core.segments import Initial, check_together
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import Configuration
 from dpsgd.runs.history import NO_HEAD, History, LedgerError, line_of, read
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.result import FinishedRun, environment_mismatch
-from dpsgd.runs.terms import Terms
+from dpsgd.runs.terms import Selection, Terms
 from dpsgd.selection.vault import Vault, VaultSecret
 from samplers import (
     BallsAndBins,
@@ -292,6 +292,31 @@ def test_inconsistent_ledger_lines_are_refused_on_read_and_write(path, line, why
     path.write_bytes(content + line_of(line, read(path).head)[0])
     with pytest.raises(LedgerError, match=f"line 4: .*({why})"):
         read(path)
+
+
+NESTED = [
+    ("attempt", "initial"),
+    ("attempt", "initial", "segments", 0),
+    ("attempt", "initial", "segments", 0, "noise"),
+    ("selection",),
+    ("selection", "candidates", 0),
+    ("selection", "candidates", 0, "initial"),
+]
+
+
+@pytest.mark.parametrize("place", NESTED, ids=str)
+def test_a_nested_field_of_another_version_is_refused(path, place):
+    plan = replace(terms().plan, initial=Initial("0", (terms().plan,), "a"))
+    begun = Terms(plan, 1e-5)
+    selection = Selection(TrialCount(4.0), (begun,), ({},), "score", "higher", {})
+    first = {**BEGUN, "attempt": 0, "first_step": 0, "nonce": "n", **begun.record()}
+    body = {"selection": selection.record()} if place[0] == "selection" else {"attempt": first}
+    holder = functools.reduce(lambda fields, name: fields[name], place, body)
+    line = body if place[0] == "selection" else first
+    History.parse(line_of(line, NO_HEAD)[0], path)
+    holder["sums"] = 9
+    with pytest.raises(LedgerError, match="sums is unknown"):
+        History.parse(line_of(line, NO_HEAD)[0], path)
 
 
 OTHERS = ("not_ours:Sampler", "roulette", "os:system", "samplers.base:BatchSampler", "os:")
