@@ -85,9 +85,6 @@ def _step_sizes(schedule: Callable[[Any], Any], num_steps: int) -> list[float]:
 _CHUNK = 2**16
 """Number of rows that are flushed together."""
 
-_MOST = 2**31 - 1
-"""Most coordinates of a table: flat indices are int32 (`dpsgd.engine.step.MAX_ENTRIES`)."""
-
 
 def worthwhile(num_rows: int, looked_up: int) -> bool:
     """Returns True if deferred noise saves a step work.
@@ -117,7 +114,7 @@ def find_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> dict[int, i
       example: One example, or its shapes.
 
     Raises:
-      ValueError: If the loss has no table, or one that is not float32, or too large.
+      ValueError: If the loss has no table, or one that is not float32.
     """
     declared, names = declared_rows(loss_fn), leaf_names(params)
     if declared is None:
@@ -138,16 +135,10 @@ def find_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> dict[int, i
         )
     leaves = jax.tree.leaves(params)
     for k in tables:
-        dtype, shape = jnp.result_type(leaves[k]), jnp.shape(leaves[k])
-        if dtype != jnp.float32:
+        if (dtype := jnp.result_type(leaves[k])) != jnp.float32:
             raise ValueError(
                 f"the table {names[k]} is {dtype}, and lazy tables are float32; make it float32, "
                 "or leave out tables="
-            )
-        if math.prod(shape) > _MOST:
-            raise ValueError(
-                f"the table {names[k]} has shape {shape}, more than the 2^31 - 1 numbers of an "
-                "array: split it into several tables"
             )
     return tables
 

@@ -29,7 +29,6 @@ from dpsgd.core.philox import StepKey
 from dpsgd.core.state import Scales, Table, TrainState, defer_noise
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.gaps import LinearSgd
-from dpsgd.engine.lazy.group import find_tables
 from dpsgd.engine.lazy.laws import RunLaws
 from dpsgd.engine.lazy.rows import (
     FLUSHED_BITS,
@@ -349,11 +348,11 @@ def test_rounding_of_each_flushed_number_has_no_bias(size):
 
 
 def test_tables_of_2_to_the_31_numbers_are_refused():
-    shapes = {"table": jax.ShapeDtypeStruct((2**25, 64), jnp.float32)}
-    ids = {"ids": jax.ShapeDtypeStruct((2,), jnp.int32)}
-    loss = with_rows(lookups, lambda params, rows, example: rows["table"].sum())
-    with pytest.raises(ValueError, match=r"table has shape .* more than the 2\^31 - 1"):
-        find_tables(loss, shapes, ids)
+    mechanism, algorithm = Mechanism(SAMPLERS[0], 1.0, l2_clip_norm=1.0), lazy(TABLES[0])
+    shapes = start() | {"table": jax.ShapeDtypeStruct((2**31 // D + 1, D), jnp.float32)}
+    state = jax.eval_shape(lambda params: algorithm.init(params, mechanism, rows()), shapes)
+    with pytest.raises(ValueError, match=r"table.* has 2,147,483,649 entries"):
+        Layout.choose(mechanism.sampler, rows()).program(algorithm, mechanism, state, rows())
 
 
 def test_what_a_flush_draws_is_another_noise_in_each_attempt():
