@@ -16,7 +16,7 @@ from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.mechanism import build_sampler
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.recommendation import RecommendationRequest
-from dpsgd.runs.result import FinishedRun, environment_mismatch
+from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped
 from dpsgd.runs.task import (
@@ -34,7 +34,7 @@ from experiments.figures.drawing import content
 from experiments.results.draw import draw
 from experiments.results.table import RUNS, Table
 from experiments.sweeps.config import OfTask, PlannedRun, Sweep, plan
-from experiments.sweeps.summary import TABLE, Summary
+from experiments.sweeps.summary import TABLE, Summary, remarks_on
 from experiments.sweeps.workers import carry_out, metric_names, most_useful, time_runs
 from samplers import Population
 
@@ -325,19 +325,8 @@ def _summary(
     for result in finished.values():
         places += [place for place in result.environments if place not in places]
     cells = {run.out.name: run.cell for run in runs}
-    remarks = _remarks([*finished.values()])
-    return Summary(sweep, task, Table.collect(finished), cells, tuple(places), tuple(remarks))
-
-
-def _remarks(finished: Sequence[FinishedRun]) -> list[str]:
-    """Returns the unplanned differences between runs."""
-    changed = environment_mismatch(finished)
-    remarks = [f"the runs differ in: {', '.join(changed)}"] if changed else []
-    for run in finished:
-        if (count := len(run.history.attempts)) > 1:
-            notes = "; ".join(run.record["notes"])
-            remarks.append(f"{run.path.name} took {count} attempts: {notes}")
-    return remarks
+    remarks = tuple(remarks_on([*finished.values()]))
+    return Summary(sweep, task, Table.collect(finished), cells, tuple(places), remarks)
 
 
 def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:

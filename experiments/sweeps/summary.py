@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from dpsgd.core.cost import WARM_START
 from dpsgd.core.noise import INDEPENDENT
+from dpsgd.runs.result import FinishedRun, environment_mismatch
 from experiments.results.points import Better, Headline
 from experiments.results.render import render
 from experiments.results.table import Table
@@ -171,3 +172,14 @@ class Summary:
     def markdown(self) -> str:
         """Returns the summary as a page of Markdown."""
         return render("sweep.md.jinja", summary=self, level=1, figure="")
+
+
+def remarks_on(finished: Sequence[FinishedRun]) -> list[str]:
+    """Returns the unplanned differences between runs."""
+    changed = environment_mismatch(finished)
+    remarks = [f"the runs differ in: {', '.join(changed)}"] if changed else []
+    for run in finished:
+        if (count := len(run.history.attempts)) > 1:
+            notes = "; ".join(run.record["notes"])
+            remarks.append(f"{run.path.name} took {count} attempts: {notes}")
+    return remarks
