@@ -1,6 +1,7 @@
 """Examples cannot mix: a loss that could see another example than its own is refused."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -323,6 +324,8 @@ def test_grouped_channels_of_a_row_are_its_own():
     expected, found = run(params, images, np.arange(B))[0], run(params, poisoned, np.ones(B))[0]
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert all(x.any() for x in jax.tree.leaves(expected))
+    program = run.lower(params, images, np.ones(B)).as_text()
+    assert {int(n) for n in re.findall(r"batch_group_count = (\d+)", program)} == {1, 2}
 
 
 @pytest.mark.short("*-ghost", "True-vmap")

@@ -107,6 +107,68 @@ def test_norm_and_sum_agree_however_each_reader_is_rounded(loss, method):
     np.testing.assert_allclose(np.linalg.norm(total), 0.5, rtol=1e-5)
 
 
+def added_anew(closed, arguments, draw):
+    """Evaluates a program in which each reader may see a sum with other roundings.
+
+    Each value has two versions, and an equation mixes those of its operands; a branch has one.
+
+    Args:
+      closed: Program.
+      arguments: Two versions of each input.
+      draw: NumPy's generator.
+    """
+    values = {v: (x, x) for v, x in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
+    values |= dict(zip(closed.jaxpr.invars, arguments, strict=True))
+
+    def find(atom):
+        return (atom.val,) * 2 if isinstance(atom, Literal) else values[atom]
+
+    def evaluate(equation, operands):
+        name = equation.primitive
+        made = name.bind(*operands, **name.get_bind_params(equation.params))
+        if name.name == "reduce_sum":
+            with jax.enable_x64(True):
+                terms = name.bind(jnp.abs(operands[0]), **equation.params)
+                errors = 2.0**-20 * draw.normal(size=made.shape) * terms
+                made = made + errors.astype(made.dtype)
+        return made if name.multiple_results else [made]
+
+    for equation in closed.jaxpr.eqns:
+        operands, name = [find(atom) for atom in equation.invars], equation.primitive.name
+        differing = sum(x is not y for x, y in operands)
+        if name == "jit":
+            made = added_anew(equation.params["jaxpr"], operands, draw)
+        elif name == "cond" or not (differing or name == "reduce_sum"):
+            made = [(x, x) for x in evaluate(equation, [x for x, _ in operands])]
+        else:
+            apart = np.broadcast_to([[0], [1]], (2, len(operands)))
+            chosen = draw.integers(2, size=apart.shape) if differing > 1 else apart
+            read = [[pair[k] for pair, k in zip(operands, ks, strict=True)] for ks in chosen]
+            made = list(zip(*(evaluate(equation, x) for x in read), strict=True))
+        values |= dict(zip(equation.outvars, made, strict=True))
+    return [find(atom) for atom in closed.jaxpr.outvars]
+
+
+def test_norm_and_sum_agree_however_each_reader_adds():
+    """Of terms that cancel, and next to powers of two that scale both sides of a product."""
+
+    def loss_fn(params, example):
+        x, z = example
+        spread = jnp.broadcast_to(params["row"][:1], (8, 8)) + x
+        return jnp.sum(spread * z) + (x @ params["kernel"])[0]
+
+    params = {name: np.zeros((8, 8), np.float32) for name in ("kernel", "row")}
+    z = 1e7 * np.random.default_rng(0).normal(size=(8, 8, 8)).astype(np.float32)
+    z[:, 1::2] = -z[:, ::2]
+    arguments = params, (np.eye(8, dtype=np.float32), z), np.ones(8, np.float32)
+    sums = clipped_grad(loss_fn, l2_clip_norm=0.5)
+    program = jax.make_jaxpr(lambda *of: sums(*of)[0])(*arguments)
+    leaves, draw = jax.tree.leaves(arguments), np.random.default_rng(0)
+    evaluate = jax.jit(lambda *xs: added_anew(program, [(x, x) for x in xs], draw)[0])
+    # A row for each example.
+    np.testing.assert_allclose(np.linalg.norm(evaluate(*leaves), axis=2), 0.5, rtol=1e-5)
+
+
 @pytest.mark.short("derivatives-ghost", "activations-vmap")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("loss", LOSSES)
