@@ -17,7 +17,9 @@ import scipy
 from numpy.typing import NDArray
 
 from accounting.algebra.likelihood_ratio import ROUNDING
+from accounting.algebra.moments import log1p
 from accounting.algebra.refinement import GridError, Part, Point
+from accounting.algebra.tilts import log_peak
 from accounting.profile import Direction
 
 Floats = NDArray[np.floating]
@@ -131,7 +133,7 @@ def _composed(parts: Parts, point: Point) -> Part:
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
         power = sum(count * log_moment(tilt) for log_moment, count in log_moments)
-        power += _log_peak(tilt)
+        power += float(log_peak(-tilt))
         if point.epsilon is not None:
             # Of tilts at which delta is beyond floats the least one: others' units are, too.
             return max(power - tilt * point.epsilon, _LEAST_LOG)
@@ -245,7 +247,7 @@ class Window(NamedTuple):
             weight /= largest_weight if apart else 1.0
             z = scipy.fft.rfft(weight.reshape(-1, size).sum(0), size) - float(not apart)
             law_error = (fft_error + 4.0 * ROUNDING) * float(weight.sum())
-            log = _log1p(z)
+            log = log1p(z)
             log_modulus = np.log(np.abs(1.0 + z) * (1.0 + 4.0 * ROUNDING) + law_error)
             log_power += count * log
             log_sizes += count * np.abs(log)
@@ -269,14 +271,6 @@ class Window(NamedTuple):
         return Power(
             np.roll(entries, (atom_index - self.low) % size), log_unit, mean_error, rounding
         )
-
-
-def _log1p(z: NDArray[np.complexfloating]) -> NDArray[np.complexfloating]:
-    """Returns log(1 + z) with a relative error of at most 40 unit roundoffs."""
-    near, modulus = np.abs(z) < 0.5, np.maximum(np.abs(1.0 + z), 1e-300)
-    square = np.where(near, z.real * (2.0 + z.real) + z.imag**2, 0.0)
-    log_modulus = np.where(near, 0.5 * np.log1p(square), np.log(modulus))
-    return log_modulus + 1j * np.arctan2(z.imag, 1.0 + z.real)
 
 
 def _reach(masses: Masses, step: float, tilt: float) -> tuple[int, int]:
@@ -350,11 +344,6 @@ def tilted(mass: Floats, exponent: Floats) -> tuple[Floats, float]:
     weight = np.exp(log_weight - top)
     total = float(weight.sum())
     return weight / total, top + math.log(total)
-
-
-def _log_peak(tilt: float) -> float:
-    """Returns the log of the greatest value of (1 - e^{-x}) e^{-tilt x}."""
-    return tilt * math.log(tilt) - (1.0 + tilt) * math.log1p(tilt)
 
 
 def _log_mean(loss: Floats, mass: Floats, tilt: float) -> float:

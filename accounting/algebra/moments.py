@@ -216,15 +216,12 @@ class Line:
 
 
 def log1p(x: Complex) -> Complex:
-    """log(1 + x), with a small error relative to |x| where that is small."""
+    """Returns log(1 + x), x = -1 being a little more, to 40 roundings relative to it."""
     real, imaginary = x.real, x.imag
-    with np.errstate(divide="ignore", invalid="ignore"):
-        modulus = np.where(
-            real < -0.5,
-            np.log(np.hypot(1.0 + real, imaginary)),
-            0.5 * np.log1p(np.maximum(real * (2.0 + real) + imaginary**2, -0.99)),
-        )
-    return modulus + 1j * np.arctan2(imaginary, 1.0 + real)
+    square = np.maximum(real * (2.0 + real) + imaginary**2, -0.99)
+    modulus = np.maximum(np.hypot(1.0 + real, imaginary), 1e-300)
+    log_modulus = np.where(real < -0.5, np.log(modulus), 0.5 * np.log1p(square))
+    return log_modulus + 1j * np.arctan2(imaginary, 1.0 + real)
 
 
 def second_order(x: Complex) -> Complex:
