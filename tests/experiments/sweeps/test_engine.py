@@ -28,7 +28,7 @@ from experiments.results.page import page as page_of
 from experiments.results.table import Table
 from experiments.sweeps import engine, workers
 from experiments.sweeps.config import PlannedRun, Sweep, plan
-from experiments.sweeps.summary import INSECURE, TABLE
+from experiments.sweeps.summary import INSECURE, TABLE, remarks_on
 from samplers import Population
 from samplers.settings import SETTINGS
 
@@ -212,12 +212,10 @@ def test_a_sweep_in_workers_is_reported_with_its_command(tmp_path, command):
     (first,) = one.history.attempts
     elsewhere = dataclasses.replace(first, environment={**first.environment, "code": ""})
     other = dataclasses.replace(one, history=History([elsewhere]))
-    assert engine._remarks([one, one]) == []
-    assert engine._remarks([one, other]) == ["the runs differ in: code"]
+    assert remarks_on([one, one]) == []
+    assert remarks_on([one, other]) == ["the runs differ in: code"]
     killed = dataclasses.replace(one, history=History([first, first]))  # without any change
-    assert engine._remarks([killed]) == [
-        f"{run.name} took 2 attempts: {'; '.join(one.record['notes'])}"
-    ]
+    assert remarks_on([killed]) == [f"{run.name} took 2 attempts: {'; '.join(one.record['notes'])}"]
     (run / DATA).rename(run / "elsewhere")
     with pytest.raises(ValueError, match="runs on different or unknown data"):
         page_of([out])
