@@ -45,17 +45,19 @@ def conformance(
         if registry.is_own(component):
             name = f"the {registry.noun} {registry.name_of(type(component))}"
             progress(f"checking {name}")
-            detail = _failure(component, shapes, structure)
+            detail = _failure(Parts(component), shapes, structure)
             name = f"{name} passes its conformance check"
             checks.append(CheckResult(name, not detail, detail))
     return AuditReport(tuple(checks))
 
 
 @functools.cache
-def _failure(part: Optimizer | ClippingRule, shapes: tuple[Any, ...], structure: Any) -> str:
+def _failure(component: Parts, shapes: tuple[Any, ...], structure: Any) -> str:
     """Returns the first failed conformance check, or ""."""
     from dpsgd.audit.conformance import check_optimizer, check_rule  # imports scipy.stats
 
+    part: Optimizer | ClippingRule
+    (part,) = component.values
     try:
         if isinstance(part, Optimizer):
             check_optimizer(optimizer(part))

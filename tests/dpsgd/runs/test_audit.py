@@ -124,6 +124,23 @@ def test_own_parts_apart_from_the_program_are_checked(option, part, check, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+@dataclasses.dataclass(frozen=True)
+class Listed(FlatClipping):
+    """A rule of a list, which has no hash."""
+
+    names: list
+
+
+def test_a_rule_without_a_hash_is_checked_once(monkeypatch):
+    checked = []
+    monkeypatch.setattr(audit, "LARGE", 0)
+    monkeypatch.setattr(conformance, "check_rule", lambda *of: checked.append(of))
+    spec, params = config_of(clipping=Listed([1])), {"w": np.ones(3, np.float32)}
+    for _ in range(2):  # before a run has a folder, and in its folder
+        assert len(audit.conformance(spec, params).checks) == 1
+    assert len(checked) == 1
+
+
 def test_the_audit_is_reported_optional_and_changes_no_bit(tmp_path, monkeypatch):
     keys = []
     derive = RootKey.noise_key
