@@ -154,7 +154,9 @@ class ClippedSum:
 
         def add(carry: _Carry, batch: PyTree, weights: Array) -> _Carry:
             """Adds a microbatch to the sums and diagnostics so far."""
-            losses, group_norms, add_clipped = ghost.gradients(loss_fn, params, batch, groups)
+            losses, group_norms, add_clipped = ghost.gradients(
+                loss_fn, params, batch, groups, devices
+            )
             factors = self.clipping.factors(group_norms, scales.l2_clip_norm, weights > 0)
             diagnostics = _diagnostics(losses, factors, weights > 0)
             return add_clipped(carry[0], factors), jax.tree.map(operator.add, carry[1], diagnostics)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from dpsgd.gradients import norms
 from dpsgd.gradients.ghost.norm import square_norms
@@ -43,6 +43,7 @@ def gradients(
     params: PyTree,
     batch: PyTree,
     groups: Sequence[Sequence[int]],
+    devices: int = 1,
 ) -> Gradients:
     """Differentiates the losses of `batch` once, for ghost clipping.
 
@@ -52,6 +53,7 @@ def gradients(
       batch: Tree of arrays with a leading axis of B examples.
       groups: Indices of the leaves that are clipped together; each leaf is in one group, or in none
         if no derivative reaches it.
+      devices: Number of devices over which the compiler shards the batch.
     """
     params = jax.tree.map(jnp.asarray, params)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
@@ -66,7 +68,7 @@ def gradients(
     formed, terms_by_leaf = dict(trained), {}
     for k, (route, leaf) in enumerate(zip(routes, leaves, strict=True)):
         if route.kind == "entries":
-            form = functools.partial(_entries, taps.uses[k], leaf.shape)
+            form = functools.partial(_entries, taps.uses[k], leaf.shape, devices)
             alone = _is_cotangent(taps.uses[k], leaf.size)
             read = {u.path: (operands[u.path], cotangents[u.path]) for u in taps.uses[k]}
             formed[k] = form(read) if alone else norms.once(form, read)
@@ -172,7 +174,10 @@ def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:
 
 
 def _entries(
-    uses: Sequence[Use], shape: tuple[int, ...], sides: Mapping[Any, tuple[Any, Array]]
+    uses: Sequence[Use],
+    shape: tuple[int, ...],
+    devices: int,
+    sides: Mapping[Any, tuple[Any, Array]],
 ) -> Array:
     """Returns the gradient of each example, float32[B, *shape]."""
 
@@ -182,11 +187,15 @@ def _entries(
         operands = [_as_float32(x) for x in operands]
         return jax.linear_transpose(lambda w: use.linear(w, operands), parameter)(g)[0]
 
+    def map_rows(use: Use) -> Callable[[list[Array], Array], Array]:
+        """Returns `transpose_use` for all examples."""
+        if devices > 1 and use.op == "conv_general_dilated":
+            # XLA shards feature groups wrongly: filters would have no gradient beyond device 0.
+            return lambda *rows: lax.map(lambda row: transpose_use(use, *row), rows)
+        return jax.vmap(functools.partial(transpose_use, use))
+
     gradients_by_use = [
-        jax.vmap(lambda x, g, use=use: transpose_use(use, x, g))(
-            sides[use.path][0], sides[use.path][1].astype(jnp.float32)
-        )
-        for use in uses
+        map_rows(use)(sides[use.path][0], sides[use.path][1].astype(jnp.float32)) for use in uses
     ]
     return sum(gradients_by_use[1:], start=gradients_by_use[0])
 

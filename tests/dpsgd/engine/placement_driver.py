@@ -16,13 +16,15 @@ import pytest
 
 from dpsgd import BandedToeplitz, Independent, LazyTables, Mechanism, dpsgd, train_blocks, with_rows
 from dpsgd.audit.audit import audit_program
-from dpsgd.core.state import defer_noise
+from dpsgd.core.state import Scales, defer_noise
 from dpsgd.engine import feed
 from dpsgd.engine.copies import hosted, on_one_device, placement_mismatch
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import AXIS, Placement
 from dpsgd.engine.programs import program
 from dpsgd.engine.step import flush_program
+from dpsgd.gradients.clipping import ClippedSum
+from dpsgd.gradients.rules import FLAT
 from dpsgd.noise.keys import RootKey
 from samplers import Deterministic, Multistage, Poisson, UnitTree
 from tests.dpsgd.engine.collectives import Collective, collectives
@@ -301,6 +303,32 @@ COLUMNS = {
     "ids": jax.ShapeDtypeStruct((10 * BATCH, FEATURES), jnp.int32),
     "y": jax.ShapeDtypeStruct((10 * BATCH,), jnp.float32),
 }
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_filters_get_gradients_from_rows_of_all_devices(groups):
+    """XLA shards the feature groups of their gradients as if one device had all."""
+    layouts = ("NWC", "WIO", "NWC")
+
+    def loss_fn(params, x):
+        convolve = functools.partial(
+            jax.lax.conv_general_dilated, window_strides=(1,), padding="SAME"
+        )
+        y = convolve(x[None], params, feature_group_count=groups, dimension_numbers=layouts)
+        return jnp.sum(jnp.sin(y))
+
+    draw = np.random.default_rng(groups)
+    kernel = draw.normal(size=(3, 6 // groups, 6)).astype(np.float32)
+    x, scales = draw.normal(size=(16, 16, 6)).astype(np.float32), Scales(1.0, None, None)
+    mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharded = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+
+    def summed(devices, **how):
+        sums = ClippedSum(loss_fn, FLAT, None)
+        run = functools.partial(sums, devices=devices)
+        return jax.jit(lambda x: run(kernel, x, jnp.ones(16), scales)[0], **how)(x)
+
+    np.testing.assert_allclose(summed(8, in_shardings=sharded), summed(1), atol=1e-5)
 
 
 def large(loss_fn, rows, optimizer, tables=None, **others):
