@@ -31,7 +31,7 @@ from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import MetricWriter, Stages, writer_of
 from dpsgd.runs.plan import Execution, plan_run, recorded_job
 from dpsgd.runs.processes import Processes
-from dpsgd.runs.result import Figures, FinishedRun, origin, write_report
+from dpsgd.runs.result import Figures, FinishedRun, origin, proved, write_report
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import stop_requests
 from dpsgd.runs.task import TASKS, Task, find
@@ -280,8 +280,9 @@ class Run:
             training_seconds=journal.seconds,
             examples_per_second=rate,
         )
+        # Before the report, with which the run is finished.
+        journal.log.write(job.mechanism.num_steps, proved(ledger.history)["epsilon_upper"], rate)
         record = write_report(folder, ledger.history, figures, origin())
-        journal.log.write(job.mechanism.num_steps, record["epsilon_upper"], rate)
         folder.forget()
         return record
 

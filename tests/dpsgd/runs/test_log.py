@@ -9,6 +9,7 @@ from tiny_task import Line
 
 import dpsgd
 from dpsgd import RunSpec
+from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.log import COLUMNS, LOG, WORDS, CsvWriter, TrainingLog
 from samplers.settings import SETTINGS
 
@@ -34,6 +35,19 @@ def test_a_run_ends_in_the_row_of_its_report_in_every_writer(tmp_path, noise):
         (row,) = csv.DictReader(file)
     assert tuple(row) == COLUMNS
     assert row == {"step": str(step), "epsilon": "", **{k: str(v) for k, v in scalars.items()}}
+
+
+def test_the_last_row_is_written_before_the_report(tmp_path):
+    """A run that is killed after its report is not resumed."""
+    out, finished = tmp_path / "run", []
+
+    class Asking:
+        def write_scalars(self, step, scalars):
+            finished.append(RunDirectory(out).finished)
+
+    spec = RunSpec.of(SETTINGS["deterministic"](batch_size=40), audit=False, noise_multiplier=1.0)
+    dpsgd.run(Line(), spec, out, name="tiny_task:Line", log=Asking())
+    assert finished == [False]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\n5\xff,0.5,1.0\n7,\xc3", b"\n\x00\n\n"])
