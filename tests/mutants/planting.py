@@ -53,7 +53,7 @@ SEAMS = {
     "cost with queries": ("dpsgd.core.mechanism:Mechanism._with_sums", "steps' cost and queries'"),
     "query": ("dpsgd.engine.queries:refine", "queries, declared and released"),
     "child": ("dpsgd.noise.keys:RootKey.child", "a root of its own for some use"),
-    "isolated": ("dpsgd.gradients.isolation:isolated", "a function of one row, or a refusal"),
+    "isolated": ("dpsgd.gradients.isolation:require_isolated", "a refusal of mixed rows"),
     "read": ("dpsgd.engine.queries:_read", "what a query reads of some rows"),
     # who takes part
     "key": ("samplers.randomness:Key.__init__", "a key, of a seed, stream, epoch and index"),
