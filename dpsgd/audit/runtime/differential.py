@@ -110,7 +110,8 @@ class _Releases:
     def __init__(self, probe: Probe, expected: ExpectedNoise):
         self.probe, self.expected, total = probe, expected, max(1, sum(probe.sizes))
         counts = [x if total <= _PLACES else max(256, _PLACES * x // total) for x in probe.sizes]
-        self.places = [spread_places(*pair) for pair in zip(probe.sizes, counts, strict=True)]
+        pairs = zip(probe.sizes, counts, strict=True)
+        self.places = [np.unique(spread_places(*pair)) for pair in pairs]
         self.leaf = np.repeat(np.arange(len(counts)), [len(indices) for indices in self.places])
         self.cast = np.array([cast_error(dtype) for dtype in probe.dtypes])[self.leaf]
         self._known: dict[tuple[int, int], np.ndarray] = {}

@@ -297,6 +297,17 @@ def test_an_own_rule_that_clips_too_little_is_caught():
 
 
 @pytest.mark.long
+def test_a_large_leaf_of_few_read_coordinates_passes():
+    """Each coordinate counts once: a huge example's sum is C long, also where few are compared."""
+
+    def loss(params, example):
+        return loss_fn({"w": params["w"][:D], "b": params["b"]}, example)
+
+    params = {"w": jnp.full(2**16, 0.1), "b": jnp.zeros(())}
+    report = audited(dpsgd(loss, SGD), params=params)
+    assert report.passed, report.lines()
+
+
 def test_noise_of_one_bfloat16_number_passes_under_any_root():
     def loss(params, example):
         return (params["b"] * example.astype(params["b"].dtype)).astype(jnp.float32)
