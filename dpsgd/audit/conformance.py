@@ -113,8 +113,7 @@ def check_noise(
     prices = price_check(noise, itertools.product(tested, sigmas))
     algorithm, mechanism = dpsgd(_total, optax.sgd(0.1)), Mechanism(tested[0], 1.0, 0.5, noise)
     rows = {"x": np.ones(_ROWS, np.float32)}
-    # One block, so that all steps of the run follow on each other's noise.
-    layout = Layout.choose(tested[0], rows, block_steps=tested[0].num_steps)
+    layout = Layout.choose(tested[0], rows, block_steps=tested[0].num_steps)  # a single block
     program = audit_program(algorithm, mechanism, params, rows, layout=layout)
     return _required([prices, *program.checks])
 
@@ -206,8 +205,7 @@ def check_optimizer(
     algorithm, mechanism = dpsgd(_total, optimizer), Mechanism(Poisson(97, 8), 1.0, 1.0)
     state = jax.eval_shape(lambda params: algorithm.init(params, mechanism), params)
     rows = {"x": np.ones(97, np.float32)}
-    layout = Layout.choose(mechanism.sampler, rows)
-    checks = flow_checks(algorithm, mechanism, state, rows, layout)
+    checks = flow_checks(algorithm, mechanism, state, rows, Layout.choose(mechanism.sampler, rows))
     gradient = jax.tree.map(jnp.ones_like, params)
     updates, next_state = jax.eval_shape(optimizer.update, gradient, state.opt_state, params)
     same = jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
@@ -219,11 +217,10 @@ def check_optimizer(
         jax.make_jaxpr(optimizer.update)(gradient, state.opt_state, params),
     )
     allowed = {(), *map(jnp.shape, leaves)}
-    strange_shapes = sorted({x.shape for trace in traces for x, _ in held_arrays(trace)} - allowed)
+    other_shapes = sorted({x.shape for trace in traces for x, _ in held_arrays(trace)} - allowed)
+    detail = f"others: {other_shapes}" if other_shapes else ""
     name = "arrays in its closures have shapes of parameters"
-    checks.append(
-        CheckResult(name, not strange_shapes, f"others: {strange_shapes}" if strange_shapes else "")
-    )
+    checks.append(CheckResult(name, not other_shapes, detail))
     alike = _alike(optimizer.init(params), optimizer.init(params))
     checks.append(CheckResult("its initial state is always the same", alike, ""))
     return _required(checks)

@@ -91,10 +91,9 @@ class Use:
           others: Operands beside the parameter, in order.
         """
         x = self.view(parameter)
-        if self.op in ("add", "add_any"):
-            return jnp.broadcast_to(x, self.out.shape)
-        if self.op == "sub":
-            return jnp.broadcast_to(-x if self.position else x, self.out.shape)
+        if self.op in ("add", "add_any", "sub"):
+            is_subtracted = self.op == "sub" and self.position == 1
+            return jnp.broadcast_to(-x if is_subtracted else x, self.out.shape)
         if self.op == "mul":
             return x * others[0]
         params = dict(self.params)
@@ -102,9 +101,7 @@ class Use:
             params |= {"precision": lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
         if params.get("feature_group_count", 1) > 1:
             others, params = _in_batch_groups(others[0], params)
-        operands = list(others)
-        operands.insert(self.position, x)
-        return self.primitive.bind(*operands, **params)
+        return self.primitive.bind(*others[: self.position], x, *others[self.position :], **params)
 
 
 @dataclass
@@ -141,10 +138,7 @@ class Taps:
         return _value_bytes(self.closed.jaxpr, [k >= num_leaves for k in range(len(inputs))])[0]
 
     def loss(
-        self,
-        leaves: Sequence[Array],
-        example: PyTree,
-        taps: Mapping[Path, Array],
+        self, leaves: Sequence[Array], example: PyTree, taps: Mapping[Path, Array]
     ) -> tuple[Array, dict[Path, list[ArrayLike]]]:
         """Returns an example's loss and each tap's other operands.
 
