@@ -171,7 +171,9 @@ class TrialCount:
         if not 1.0 < self.mean <= 1e9:
             raise ValueError(f"the mean number of trials must be in (1, 1e9], got {self.mean}")
         if not -1.0 < self.shape <= 100.0 or 0.0 < abs(self.shape) < 1e-100:  # products underflow
-            raise ValueError(f"shape must be in (-1, 100], 0 or 1e-100 from it, got {self.shape}")
+            raise ValueError(
+                f"shape must be in (-1, 100], and 0 or at least 1e-100 from 0, got {self.shape}"
+            )
         if not self._mean(_LOG_GAMMA[1]) <= self.mean <= self._mean(_LOG_GAMMA[0]):
             raise ValueError(
                 f"no law of shape {self.shape} has the mean {self.mean} within floating point: "

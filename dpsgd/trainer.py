@@ -72,12 +72,12 @@ def train(
 
     **The audit tests** the compiled program itself, with the run's own shapes and optimizer, under
     other keys and on synthetic probe rows: clipping, noise, divisor, padding, the update, and whole
-    epochs of draws. It refuses a loss, clipping rule or optimizer that holds an array of the shape
-    of rows, and a part that calls the host. **It cannot find** held data of another shape,
-    and data that Python code reads for the trace from an attribute of another object, a container
-    of a method's object, another module or a file. These data bypass clipping and noise, and no
-    epsilon covers them: the loss must be a function of parameters and one example, and the
-    optimizer of the private gradient.
+    epochs of draws. Refused are a loss, clipping rule or optimizer that holds an array of the shape
+    of rows, and an optimizer, or a sum, update or noise of your own, that calls the host. **Not
+    found** are held data of another shape, and data that Python code reads for the trace from an
+    attribute of another object, a container of a method's object, another module or a file. These
+    data bypass clipping and noise, and no epsilon covers them: the loss must be a function of
+    parameters and one example, and the optimizer of the private gradient.
 
     >>> import optax
     >>> from samplers import Poisson

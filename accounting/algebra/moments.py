@@ -216,7 +216,10 @@ class Line:
 
 
 def log1p(x: Complex) -> Complex:
-    """Returns log(1 + x), x = -1 being a little more, to 40 roundings relative to it."""
+    """Returns log(1 + x) with a relative error of at most 40 unit roundoffs.
+
+    A modulus |1 + x| below 1e-300 counts as 1e-300.
+    """
     real, imaginary = x.real, x.imag
     square = np.maximum(real * (2.0 + real) + imaginary**2, -0.99)
     modulus = np.maximum(np.hypot(1.0 + real, imaginary), 1e-300)

@@ -150,7 +150,7 @@ class UserPoissonProfile(RepeatedProfile):
         size = (top - bottom) / step
         check_grid(max(top, -bottom), step, size)
         if step < EDGE_DRIFT:
-            raise GridError("no finer grid is computed: its edges would be roundings alone")
+            raise GridError("no finer grid is computed: rounding of its edges exceeds its step")
         if size * mixture.means.size > _MOST_WORK:
             raise GridError(
                 f"no finer grid is computed: {mixture.means.size} counts of one user's examples "

@@ -1,4 +1,4 @@
-"""Checks that the parts of a program hold no private rows and call no host.
+"""Checks that the parts of a program hold no private rows and make no host calls.
 
 Data in a closure bypass clipping and noise. An array of the shape of rows is refused, unless
 declared public: docs/explanation/non-interference-of-the-program.md.
@@ -210,7 +210,7 @@ def require_closed(
       state: First state of the run, or its shapes.
 
     Raises:
-      ValueError: If an undeclared array may be rows, or a part calls host or foreign code.
+      ValueError: If an undeclared table may be rows, or a part calls host or foreign code.
     """
     traces: tuple[core.ClosedJaxpr, ...] = ()
     optimizer = algorithm.optimizer
@@ -219,7 +219,7 @@ def require_closed(
         shapes = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), x.dtype) for x in leaves)
         traces = _traced(Parts(optimizer), tree, shapes)
     programs = [("the optimizer", t) for t in traces]
-    if not algorithm.foreign_calls:  # an own sum, update or noise may call the host, too
+    if not algorithm.foreign_calls:  # a user's sum, update or noise may do so
         programs.append(("the program", trace))
     for owner, t in programs:
         for equation in (equation for jaxpr, _ in _traces(t, set()) for equation in jaxpr.eqns):
@@ -251,11 +251,11 @@ def refuse_rows(
     """Refuses undeclared tables with about as many entries as there are rows or units.
 
     Args:
-      arrays_by_owner: Owners in words, each with its arrays and their places.
+      arrays_by_owner: Owners in words, each with its arrays or other tables and their places.
       sampler: Sampler of the run.
 
     Raises:
-      ValueError: For the first such array.
+      ValueError: For the first such table.
     """
     counts = {sampler.num_examples, sampler.num_units}
     near = {count + offset for count in counts for offset in (-1, 0, 1)}

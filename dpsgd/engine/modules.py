@@ -114,7 +114,7 @@ def module_with_rows(
             """Returns the loss of the module with `_Reader`s as layers."""
             tables = named_leaves(params)
             for name, (path, dtype) in layers.items():
-                if name in tables:  # and not one with the table of another layer
+                if name in tables:  # not if it shares another layer's table
                     module = _replaced(module, path, _Reader(name, dtype, read))
             return loss(module, example, *key)
 

@@ -104,7 +104,7 @@ class Isolated:
             return self(*arguments[:-1], row)
 
         equations = _equations(self.trace.jaxpr, set())
-        # XLA multiplies batch groups of all examples with each other, and 0 * NaN is NaN.
+        # XLA multiplies all examples' batch groups with each other and masks: 0 * NaN is NaN.
         one_by_one = any(eqn.params.get("batch_group_count", 1) > 1 for eqn in equations)
         return (functools.partial(lax.map, evaluate) if one_by_one else jax.vmap(evaluate))(
             arguments[-1]

@@ -86,7 +86,7 @@ def norm(squares: Sequence[Array]) -> Norm:
     """
 
     def norm_of_square(square: Array) -> Norm:
-        """Returns the root, as a product."""
+        """Returns the square root as a product."""
         scale = magnitudes(square)
         length = jnp.sqrt(square) / lax.convert_element_type(scale, jnp.float64)
         return Norm(scale, length.astype(jnp.float32))
@@ -199,7 +199,7 @@ def once(function: Callable[..., T], *arguments: Any) -> T:
         return lax.reduce_precision(x.astype(jnp.float32), 8, jnp.finfo(x.dtype).nmant)
 
     def zeros(*arguments: Any) -> T:
-        """Returns the result of the other branch."""
+        """Returns zeros for the branch that is never taken."""
         shapes = jax.eval_shape(function, *arguments)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 

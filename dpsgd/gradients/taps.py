@@ -235,7 +235,7 @@ def _variables(eqn: Any) -> list[Any]:
 def _in_batch_groups(images: Array, params: dict[str, Any]) -> tuple[list[Array], dict[str, Any]]:
     """Returns images and parameters of a convolution with batch in place of feature groups.
 
-    Its transpose has feature groups: XLA multiplies batch groups of all examples with each other.
+    Its transpose has feature groups, not batch groups, which XLA multiplies with each other.
     """
     groups, axes = params["feature_group_count"], params["dimension_numbers"].lhs_spec[:2]
     x = jnp.moveaxis(images, axes, (0, 1))

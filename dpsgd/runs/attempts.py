@@ -136,8 +136,8 @@ def _attempt_of(history: History, saved: Checkpoint) -> Attempt:
     by_then = history.lines[saved.ledger_head]
     if by_then is None or not by_then.steps.start <= saved.step <= by_then.steps.stop:
         raise LedgerError(
-            f"{name} is not of this run, whose ledger had not declared its steps when it was "
-            "written: restore the checkpoint of this run"
+            f"{name} is not of this run, whose ledger did not declare that step when the "
+            "checkpoint was written: restore the checkpoint of this run"
         )
     return by_then
 

@@ -86,7 +86,7 @@ class Configuration:
     def differing(self, spec: RunSpec) -> list[str]:
         """Returns the names of options that were requested otherwise than in `spec`.
 
-        A model of `init_from` may lie anywhere.
+        The path of `init_from` is not compared.
         """
         ours = spec.record()
         theirs = checked(self.record.get("requested"), dict[str, Any], self.damage)

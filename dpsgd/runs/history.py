@@ -223,8 +223,8 @@ class History:
           head: Hash of the line.
 
         Raises:
-          ValueError: if the line contradicts earlier lines, or has a field that this version does
-            not know, which another one may count.
+          ValueError: if the line contradicts earlier lines, or has an unknown field, which
+            another version may count.
         """
         body = dict(body)
         if self.released:

@@ -30,7 +30,7 @@ _LEAST = 1e-6
 
 
 class ResolvedRun(NamedTuple):
-    """A run without open choices, but for the size of its noise before `scaled`."""
+    """A run without open choices; the size of its noise is open before `scaled`."""
 
     spec: RunSpec
     """Resolved settings, whose delta is a number."""

@@ -205,7 +205,7 @@ def launched_by_cluster() -> bool:
 
 
 def _failure_line(this: str, place: str, resumes: str, met: bool, why: str) -> str:
-    """Words why a process ended."""
+    """Returns the line that says why a process ended."""
     if not met:
         return (
             f"{this} did not meet the others at {place} ({why}): start all processes with equal "

@@ -99,7 +99,7 @@ def resolve(
 def choose(
     spec: RunSpec, task: Any, rows: Rows, progress: Progress = lambda line: None
 ) -> ResolvedRun:
-    """Returns a run with all choices made but the noise's size.
+    """Returns a run with all choices made except the size of its noise.
 
     Args:
       spec: Settings, some of them open.

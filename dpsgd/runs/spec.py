@@ -640,7 +640,7 @@ def part_options(kind: type) -> dict[str, str]:
 
 
 def _own_record(name: str, part: Any) -> dict[str, Any]:
-    """Returns the record of a part from another package, without options of their own."""
+    """Returns the record of a part from another package, without run options."""
     shared = part_options(type(part)).values()
     return {key: x for key, x in OWN[name].record(part).items() if key not in shared}
 
@@ -655,7 +655,7 @@ def _chooser(name: str) -> str:
 
 
 def config_digest(record: Mapping[str, Any]) -> str:
-    """Returns a digest of a configuration, without paths and the options as requested.
+    """Returns a digest of a configuration, without paths and requested options.
 
     >>> config_digest({"init_from": "a"}) == config_digest({"init_from": "b"})
     True

@@ -188,7 +188,7 @@ class Candidates:
 
     @cached_property
     def _chosen(self) -> list[ResolvedRun]:
-        """Candidates with all choices made but the noise's size."""
+        """Candidates with all choices made except the size of their noise."""
         return [choose(spec, self.task, self.rows) for spec in self._trials]
 
     def _with_noise(self) -> list[RunSpec]:

@@ -44,7 +44,7 @@ class VaultSecret:
         """Writes the secret to a file.
 
         The file also has its inode number, so that `load` refuses a copy. A process that is killed
-        before the folder has its name leaves in a hidden folder a secret that nothing is drawn by.
+        before the folder has its name leaves a hidden folder, with a secret that nothing uses.
 
         Args:
           path: File to create.

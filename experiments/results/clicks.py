@@ -44,7 +44,7 @@ _COSTS = {
 _QUALITIES = {**_COSTS, "expected_calibration_error": "calibration error"}
 _NOT_COMPARED = {*WITH_NOISE, *PRIVACY, "l2_clip_norm", "non_private", "data", "insecure_seed"}
 _NOT_COMPARED |= {"audit", "checkpoint_seconds", "data_on", "microbatch_size"}
-"""Settings of noise and clipping, and those that change no model."""
+"""Settings of noise and clipping, and settings that change no model."""
 
 
 @dataclass(frozen=True)

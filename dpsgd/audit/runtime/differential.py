@@ -1,8 +1,8 @@
 """Compares releases of the compiled step with DP-SGD's definition.
 
-A release is the training executable's result for one synthetic batch: the sum of clipped gradients,
-plus the noise of key, step and coordinate, over the expected batch size. Gradients are computed one
-by one; or, as for large tables, contributions of single examples are measured, at most C each.
+A release, the training executable's result for one synthetic batch, must equal the sum of clipped
+gradients, plus the noise of key, step and coordinate, over the expected batch size. Gradients are
+computed one by one; for large tables, single examples' contributions are measured, at most C each.
 Bounds on the effect of rounding: docs/explanation/audit-of-steps.md.
 """
 
@@ -217,7 +217,7 @@ class _Steps:
         first = self._parts(low)[0]
         for name, group in {"half a batch": first[::2], "one example": first[-1:]}.items():
             yield _Look(f"{name}, {words}", full[group], low, group, padding)
-        if nan is not None:  # alone its noise would underflow in float16
+        if nan is not None:  # with an ordinary one: noise alone would underflow in float16
             members = np.append(nan, full[:1])[: self._every.size]
             yield _Look("a NaN example", members, quiet(base), self._every[: members.size])
         for number in self._probe.huge[: 1 if self.large else None]:
@@ -308,8 +308,8 @@ class _Measured:
     """Measured contributions of single examples, for gradients that cannot be computed.
 
     Attributes:
-      norms: Norms of the gradients, float64[examples]; NaN for an example that adds nothing, and
-        that of the contribution at C if every tested clip norm clips it.
+      norms: Norms of the gradients, float64[examples]: NaN for an example that adds nothing, the
+        contribution's norm at C for a gradient that every tested clip norm clips.
       steady: bool[examples], True for examples that add something.
       fault: Description of a contribution above C; empty if none.
     """

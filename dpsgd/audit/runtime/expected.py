@@ -111,9 +111,9 @@ class _Columns(NamedTuple):
 
 
 def _read_columns(noise: Noise, steps: int) -> _Columns:
-    """Returns properties of M by the products with one vector for each band.
+    """Returns properties of M, read from one product for each band.
 
-    A vector with a 1 in every `bands`-th step shows a column in each stretch of steps.
+    A vector with a 1 in every `bands`-th step gives the columns of these steps, without overlap.
     """
     bands, first, norms, diagonal = min(noise.bands, steps), None, [], []
     x, product, alike = np.random.default_rng(0).normal(size=steps), np.zeros(steps), True

@@ -104,7 +104,7 @@ def flow_checks(
 
 def _reader(mechanism: Mechanism) -> Reader:
     noise = mechanism.noise
-    if noise.bands == 1:  # kept noise could count the steps
+    if noise.bands == 1:  # the state of the noise could count steps
         return Reader(frozenset({KEY, STEP, KEPT}))
     return Reader(frozenset({KEY, STEP} if isinstance(noise, BandedToeplitz) else {KEY}))
 

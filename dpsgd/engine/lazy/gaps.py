@@ -60,7 +60,7 @@ class GapLaw(NamedTuple):
         self.transition[places], self.covariance[places] = laws
 
     def followed(self, count: int, later: GapLaw) -> GapLaw:
-        """Returns these laws, the first `count` of them together with a `later` gap's."""
+        """Returns these laws, the first `count` of them extended by a `later` gap."""
         extended = self.select(np.s_[:count]).then(later)
         pairs = zip(extended, self.select(np.s_[count:]), strict=True)
         return GapLaw(*map(np.concatenate, pairs))
@@ -149,9 +149,9 @@ class Gaps:
         self.optimizer = optimizer
         self.spacing = math.isqrt(optimizer.num_steps)
         blocks = -(-optimizer.num_steps // self.spacing)
-        # Step, laws of gaps from multiples to its block, and of gaps from recent steps to it.
+        # A step; laws of gaps from multiples of K to its block, and from recent steps to it.
         self._first = 0, optimizer._nothing(blocks + 1), optimizer._nothing(self.spacing)
-        # Replaced whole: a flush and Ctrl-C come while the next block is prepared.
+        # One tuple: a flush or Ctrl-C may come while the next block is prepared.
         self._latest = self._first
 
     @cached_property

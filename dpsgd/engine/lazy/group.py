@@ -315,7 +315,7 @@ class LazyRows:
         assert declared is not None
         example = shapes_of_rows(view.batch)
         mapped = traced_places(declared, self.loss_fn, shapes, example).map_rows
-        # Once: rounded anew, a float could lead to another row.
+        # Once: rounded otherwise, a float could give another row index.
         return norms.once(lambda examples: dict(mapped(examples)), examples)
 
     def update(

@@ -20,9 +20,9 @@ Matrix = list[list[Array]]
 class StepLaws(NamedTuple):
     """Optimizer of tables in one step, and laws of the gaps that end there, float32.
 
-    The laws are transition (A) and noise-scale (S) matrices, packed; a gap takes two look-ups, see
-    `Gaps`. S is L, see `GapLaw`. For a block, `from_multiples`, `from_recent` and `step_size` have
-    a leading axis of steps.
+    The laws are transition (A) and noise-scale (L) matrices, see `GapLaw`, packed; a gap takes two
+    look-ups, see `Gaps`. For a block, `from_multiples`, `from_recent` and `step_size` have a
+    leading axis of steps.
     """
 
     to_multiple: Any
@@ -67,7 +67,7 @@ def law_of(laws: StepLaws, starts: Array, step: Array) -> tuple[Matrix, Matrix]:
     axes = range(order)
 
     def unpacked(rows: Array) -> tuple[Matrix, Matrix]:
-        """Returns the matrices A and S of packed rows."""
+        """Returns the matrices A and L of packed rows."""
         a, s = ([[rows[..., k + order * i + j] for j in axes] for i in axes] for k in (0, order**2))
         return a, s
 

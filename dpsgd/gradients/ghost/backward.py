@@ -70,8 +70,8 @@ def gradients(
         if route.kind == "entries":
             form = functools.partial(_entries, taps.uses[k], leaf.shape, devices)
             alone = _is_cotangent(taps.uses[k], leaf.size)
-            read = {u.path: (operands[u.path], cotangents[u.path]) for u in taps.uses[k]}
-            formed[k] = form(read) if alone else norms.once(form, read)
+            sides = {u.path: (operands[u.path], cotangents[u.path]) for u in taps.uses[k]}
+            formed[k] = form(sides) if alone else norms.once(form, sides)
         elif route.kind not in ("frozen", "unused", "vmap"):
             terms_by_leaf[k] = parts_of(route, taps.uses[k], operands, cotangents)
     terms = _Terms(taps, routes, terms_by_leaf, operands, cotangents)
@@ -190,7 +190,7 @@ def _entries(
     def map_rows(use: Use) -> Callable[[list[Array], Array], Array]:
         """Returns `transpose_use` for all examples."""
         if devices > 1 and use.op == "conv_general_dilated":
-            # XLA shards feature groups wrongly: filters would have no gradient beyond device 0.
+            # XLA shards feature groups wrongly: rows beyond device 0 would add no gradient.
             return lambda *rows: lax.map(lambda row: transpose_use(use, *row), rows)
         return jax.vmap(functools.partial(transpose_use, use))
 
