@@ -77,7 +77,6 @@ def plan_run(
     check_task(task, name or "the task")
     rows = rows_of(task)
     check(spec, rows[1].num_examples)
-    requested, spec = spec.record(), dataclasses.replace(spec, delta=spec.delta_of(rows[1]))
     earlier = EarlierModel.read(spec.init_from)
     task, choices = settled(task, request_of(spec, rows[1]), name, earlier.task if earlier else {})
     if choices:
@@ -93,7 +92,7 @@ def plan_run(
         )
     stages.begin("accounting")
     run = resolve(spec, task, rows, progress)
-    record = {"task": task_record(task, name), **run.spec.record(), "requested": requested}
+    record = {"task": task_record(task, name), **run.spec.record(), "requested": spec.record()}
     if chosen := {**({"task": choices} if choices else {}), **run.chosen}:
         record["chosen"] = chosen
     job = Job.of_task(task, run, rows=rows, placement=placement, earlier=earlier, record=record)

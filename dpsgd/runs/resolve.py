@@ -182,9 +182,10 @@ def request_of(spec: RunSpec, population: Population) -> RecommendationRequest:
     """Returns a recommendation's request.
 
     Args:
-      spec: Settings of the run, whose delta is a number.
+      spec: Settings of the run.
       population: Public facts about the rows.
     """
+    spec = dataclasses.replace(spec, delta=spec.delta_of(population))
     names = {option.name for option in dataclasses.fields(RecommendationRequest)}
     options = {name: value for name, value in spec.options().items() if name in names}
     kind = "sgd" if isinstance(spec.optimizer, SGD) else "adam"  # closest optimizer with rules
