@@ -51,8 +51,8 @@ def test_a_tiny_rate_is_answered_on_coarse_grids():
     assert most >= 2.4e-14 * (1.0 - 3e-3)
 
 
-def test_a_cost_of_few_roundings_is_bounded_without_warnings():
-    """Two rows of the user are in one step of these with a probability of 3e-13 at most."""
+def test_tiny_costs_of_users_are_bounded_without_warnings():
+    """The probability that a batch has two rows of the user is at most 3e-13 over all steps."""
     noise, rate = 696.1967071500716, 2.1889178028975573e-08
     with warnings.catch_warnings():
         warnings.simplefilter("error")

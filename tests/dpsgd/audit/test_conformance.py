@@ -288,7 +288,7 @@ def test_a_fainter_noise_than_stated_is_refused():
 
 @dataclasses.dataclass(frozen=True)
 class Fading(Independent):
-    """Noise of two bands that is ten times less from a step on, by its own count or its matrix."""
+    """Noise that is ten times smaller from step `last` on, by its state or by its matrix."""
 
     counts: bool
     last: int = 20

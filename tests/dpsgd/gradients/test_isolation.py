@@ -149,7 +149,7 @@ COULD_SEE_A_BATCH = {
     "a kernel": (doubled_by_a_kernel, "pallas_call"),
     "devices": (on_devices, "shard_map"),
     "a primitive that calls itself sin": (own_primitive().bind, "not defined in JAX"),
-    # Its series ends for all rows at once, by the one that takes longest.
+    # Its series ends for all rows at once, when it has converged for the last of them.
     "an incomplete beta function": (
         lambda x: jax.scipy.special.betainc(2.0, 3.0, x),
         "regularized_incomplete_beta",
@@ -303,8 +303,8 @@ def test_contribution_has_equal_bits_whatever_the_other_examples(name, method):
             assert np.array(run(W, batch, alone)[0]).tobytes() == expected.tobytes(), others
 
 
-def test_grouped_channels_of_a_row_are_its_own():
-    """XLA multiplies batch groups of all rows with each other, and masks the products: 0 * NaN."""
+def test_examples_stay_apart_in_layers_of_grouped_channels():
+    """XLA multiplies all examples' batch groups with each other and masks: 0 * NaN is NaN."""
 
     def convolved(image, kernel):
         layouts = ("NWC", "WIO", "NWC")
@@ -392,8 +392,8 @@ def test_loss_keys_are_threefry_under_any_default():
     np.testing.assert_array_equal(found, expected)
 
 
-def test_exchange_between_devices_is_no_host_call():
-    """Steps on several devices gather row indices and add up sums: effects on a mesh's axis."""
+def test_collectives_between_devices_are_no_host_calls():
+    """Steps on several devices gather row indices and add sums: JAX marks both with an effect."""
     placement = Placement.default()
 
     def exchanged(x):

@@ -1,4 +1,4 @@
-"""Random models of blocks that people train: each contribution is the clipped gradient."""
+"""Random models of common layers: each example contributes its clipped gradient."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ def test_norm_and_sum_agree_however_each_reader_is_rounded(loss, method):
     np.testing.assert_allclose(np.linalg.norm(total), 0.5, rtol=1e-5)
 
 
-def added_anew(closed, arguments, draw):
-    """Evaluates a program in which each reader may see a sum with other roundings.
+def with_other_roundings(closed, arguments, draw):
+    """Evaluates a program whose equations may read sums with different roundings.
 
     Each value has two versions, and an equation mixes those of its operands; a branch has one.
 
@@ -137,7 +137,7 @@ def added_anew(closed, arguments, draw):
         operands, name = [find(atom) for atom in equation.invars], equation.primitive.name
         differing = sum(x is not y for x, y in operands)
         if name == "jit":
-            made = added_anew(equation.params["jaxpr"], operands, draw)
+            made = with_other_roundings(equation.params["jaxpr"], operands, draw)
         elif name == "cond" or not (differing or name == "reduce_sum"):
             made = [(x, x) for x in evaluate(equation, [x for x, _ in operands])]
         else:
@@ -150,7 +150,7 @@ def added_anew(closed, arguments, draw):
 
 
 def test_norm_and_sum_agree_however_each_reader_adds():
-    """Of terms that cancel, and next to powers of two that scale both sides of a product."""
+    """Cases: terms that cancel; norms near powers of two, which scale both sides of a product."""
 
     def loss_fn(params, example):
         x, z = example
@@ -164,8 +164,8 @@ def test_norm_and_sum_agree_however_each_reader_adds():
     sums = clipped_grad(loss_fn, l2_clip_norm=0.5)
     program = jax.make_jaxpr(lambda *of: sums(*of)[0])(*arguments)
     leaves, draw = jax.tree.leaves(arguments), np.random.default_rng(0)
-    evaluate = jax.jit(lambda *xs: added_anew(program, [(x, x) for x in xs], draw)[0])
-    # A row for each example.
+    evaluate = jax.jit(lambda *xs: with_other_roundings(program, [(x, x) for x in xs], draw)[0])
+    # Row k of the gradient is the contribution of example k.
     np.testing.assert_allclose(np.linalg.norm(evaluate(*leaves), axis=2), 0.5, rtol=1e-5)
 
 

@@ -103,7 +103,7 @@ def test_an_own_part_that_breaks_its_claim_is_refused(kind, tmp_path):
 
 @dataclasses.dataclass(frozen=True)
 class Plain(Optimizer):
-    """SGD of one's own."""
+    """SGD as an optimizer from another package."""
 
     def transformation(self, step_size):
         return optax.sgd(step_size)
@@ -114,7 +114,7 @@ class Plain(Optimizer):
     [("clipping", LOUD, "check_rule"), ("optimizer", Plain(), "check_optimizer")],
     ids=["a rule of a large model", "an optimizer"],
 )
-def test_own_parts_apart_from_the_program_are_checked(option, part, check, tmp_path, monkeypatch):
+def test_own_parts_that_fail_conformance_are_refused(option, part, check, tmp_path, monkeypatch):
     checked = []
     monkeypatch.setattr(audit, "LARGE", 0)
     monkeypatch.setattr(conformance, check, lambda *of: checked.append(of) or 1 / 0)
@@ -126,7 +126,7 @@ def test_own_parts_apart_from_the_program_are_checked(option, part, check, tmp_p
 
 @dataclasses.dataclass(frozen=True)
 class Listed(FlatClipping):
-    """A rule of a list, which has no hash."""
+    """A clipping rule without a hash, as one of its fields is a list."""
 
     names: list
 

@@ -200,7 +200,7 @@ def test_settings_of_a_part_do_not_split_the_curve_over_parts(summary_of, tune):
     assert len(view.curves) == 2  # with noise and without
 
 
-def test_noise_chosen_by_lower_ends_alone_has_no_verdict(summary_of):
+def test_optimistic_noise_gets_no_verdict(summary_of):
     both = {**PRIVACY, "target_epsilon": 1.0}, {**PRIVACY, "optimistic": True, "title": "t"}
     (verdict,) = summary_of(auc, *({"title": "t", **grid} for grid in both)).views[0].verdicts()
     assert verdict.startswith("at epsilon 1: ")

@@ -1,4 +1,4 @@
-"""Tasks of the tests' own: rows in a file, and no metrics."""
+"""Tasks for tests: one with rows in a file, and one without metrics."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ class Stored(Line):
 
 @dataclass(frozen=True)
 class Mute(Line):
-    """A line that measures nothing, and names no metric."""
+    """A line without metrics and without a headline."""
 
     def metrics(self, params):
         return {}

@@ -100,7 +100,7 @@ def test_bands_are_an_axis_of_the_runs_that_have_noise():
     assert {f"{name}-r0", f"{name}-bands4-r0"} < names(runs)
 
 
-def test_noise_by_lower_ends_is_of_the_runs_that_have_noise():
+def test_optimistic_noise_applies_to_private_runs_only():
     runs = planned(f"{GRID}optimistic = true\n".replace("noise_multiplier", "target_epsilon"))
     assert {run.spec.options().get("optimistic") for run in runs if run.spec.private} == {True}
     assert not all(run.spec.private for run in runs)

@@ -297,8 +297,8 @@ def test_an_own_rule_that_clips_too_little_is_caught():
 
 
 @pytest.mark.long
-def test_a_large_leaf_of_few_read_coordinates_passes():
-    """Each coordinate counts once: a huge example's sum is C long, also where few are compared."""
+def test_a_large_leaf_with_few_used_coordinates_passes():
+    """No coordinate is compared twice, so that the norm of a huge example's sum is C."""
 
     def loss(params, example):
         return loss_fn({"w": params["w"][:D], "b": params["b"]}, example)

@@ -238,7 +238,7 @@ class Given(BandedToeplitz):
 
 @dataclass(frozen=True)
 class Counting(Own):
-    """The same `+`, of noise of one band that ends when its state has counted to 500."""
+    """Noise of one band that is zero once its state has counted 500 steps."""
 
     @property
     def bands(self):

@@ -478,7 +478,7 @@ def test_rows_that_no_batch_reads_do_not_reach_others():
 
 @pytest.mark.usefixtures("optimised")  # of the rest of the module: it stands last
 def test_row_indices_of_a_batch_are_computed_once():
-    """Rounded anew by another reader, an index computed from floats leads to another row."""
+    """With other roundings, an index that is computed from floats would name another row."""
     loss = with_rows(
         lambda example: {"table": jnp.floor(example["x"] * example["y"]).astype(jnp.int32)},
         lambda params, rows, example: rows["table"].sum(),
