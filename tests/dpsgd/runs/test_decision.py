@@ -195,7 +195,7 @@ REFUSED = {
     "noise": ({"terms": with_noise(2.0)}, "line 1: .*another noise_multiplier"),
     "seed": ({"terms": REPRODUCIBLE}, "reproducible_noise"),
     "older ledger": ({"saved": saved_at(8, 0, "ab" * 32)}, "rolled back or replaced"),
-    "step not declared": ({"saved": saved_at(9, 0, "head 2")}, "had not declared"),
+    "step not declared": ({"saved": saved_at(9, 0, "head 2")}, "did not declare"),
 }  # fmt: skip
 
 
