@@ -154,7 +154,7 @@ def point_near_root(
 def log_excess(value: float, target: float) -> float:
     """Returns log(`value` / `target`), with their difference's exact sign.
 
-    >>> log_excess(1.0, 1.0), log_excess(0.0, 1.0) < 0.0 < log_excess(2.0, 1.0)
+    >>> log_excess(1.0, 1.0), log_excess(0.0, 1e300) < 0.0 < log_excess(2.0, 1.0)
     (0.0, True)
 
     Args:
@@ -163,5 +163,5 @@ def log_excess(value: float, target: float) -> float:
     """
     if value == math.inf:
         return math.inf
-    excess = math.log(max(value, 1e-320) / target)
+    excess = math.log(max(value / target, 1e-320))
     return max(excess, 5e-324) if value > target else min(excess, 0.0)
