@@ -149,7 +149,8 @@ def with_other_roundings(closed, arguments, draw):
     return [find(atom) for atom in closed.jaxpr.outvars]
 
 
-def test_norm_and_sum_agree_however_each_reader_adds():
+@pytest.mark.parametrize(("l2_clip_norm", "seed"), [(0.5, 0), (1.5, 6)])
+def test_norm_and_sum_agree_however_each_reader_adds(l2_clip_norm, seed):
     """Cases: terms that cancel; norms near powers of two, which scale both sides of a product."""
 
     def loss_fn(params, example):
@@ -161,12 +162,14 @@ def test_norm_and_sum_agree_however_each_reader_adds():
     z = 1e7 * np.random.default_rng(0).normal(size=(8, 8, 8)).astype(np.float32)
     z[:, 1::2] = -z[:, ::2]
     arguments = params, (np.eye(8, dtype=np.float32), z), np.ones(8, np.float32)
-    sums = clipped_grad(loss_fn, l2_clip_norm=0.5)
+    sums = clipped_grad(loss_fn, l2_clip_norm=l2_clip_norm)
     program = jax.make_jaxpr(lambda *of: sums(*of)[0])(*arguments)
-    leaves, draw = jax.tree.leaves(arguments), np.random.default_rng(0)
+    leaves, draw = jax.tree.leaves(arguments), np.random.default_rng(seed)
     evaluate = jax.jit(lambda *xs: with_other_roundings(program, [(x, x) for x in xs], draw)[0])
     # Row k of the gradient is the contribution of example k.
-    np.testing.assert_allclose(np.linalg.norm(evaluate(*leaves), axis=2), 0.5, rtol=1e-5)
+    np.testing.assert_allclose(
+        np.linalg.norm(evaluate(*leaves), axis=2), min(1, l2_clip_norm), rtol=1e-5
+    )
 
 
 @pytest.mark.short("derivatives-ghost", "activations-vmap")
