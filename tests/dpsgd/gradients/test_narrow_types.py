@@ -149,6 +149,15 @@ def with_other_roundings(closed, arguments, draw):
     return [find(atom) for atom in closed.jaxpr.outvars]
 
 
+def clipped_sums(loss_fn, params, batch, l2_clip_norm, seed):
+    """Returns two versions of each leaf of a clipped sum, with other roundings."""
+    arguments = params, batch, np.ones(8, np.float32)
+    sums = clipped_grad(loss_fn, l2_clip_norm=l2_clip_norm)
+    program = jax.make_jaxpr(lambda *of: sums(*of)[0])(*arguments)
+    leaves, draw = jax.tree.leaves(arguments), np.random.default_rng(seed)
+    return jax.jit(lambda *xs: with_other_roundings(program, [(x, x) for x in xs], draw))(*leaves)
+
+
 @pytest.mark.parametrize(("l2_clip_norm", "seed"), [(0.5, 0), (1.5, 6)])
 def test_norm_and_sum_agree_however_each_reader_adds(l2_clip_norm, seed):
     """Cases: terms that cancel; norms near powers of two, which scale both sides of a product."""
@@ -161,15 +170,26 @@ def test_norm_and_sum_agree_however_each_reader_adds(l2_clip_norm, seed):
     params = {name: np.zeros((8, 8), np.float32) for name in ("kernel", "row")}
     z = 1e7 * np.random.default_rng(0).normal(size=(8, 8, 8)).astype(np.float32)
     z[:, 1::2] = -z[:, ::2]
-    arguments = params, (np.eye(8, dtype=np.float32), z), np.ones(8, np.float32)
-    sums = clipped_grad(loss_fn, l2_clip_norm=l2_clip_norm)
-    program = jax.make_jaxpr(lambda *of: sums(*of)[0])(*arguments)
-    leaves, draw = jax.tree.leaves(arguments), np.random.default_rng(seed)
-    evaluate = jax.jit(lambda *xs: with_other_roundings(program, [(x, x) for x in xs], draw)[0])
+    kernels, _ = clipped_sums(loss_fn, params, (np.eye(8, dtype=np.float32), z), l2_clip_norm, seed)
     # Row k of the gradient is the contribution of example k.
-    np.testing.assert_allclose(
-        np.linalg.norm(evaluate(*leaves), axis=2), min(1, l2_clip_norm), rtol=1e-5
-    )
+    contributions = np.linalg.norm(kernels, axis=2)
+    np.testing.assert_allclose(contributions, min(1, l2_clip_norm), rtol=1e-5)
+
+
+def test_sides_of_a_convolution_agree_however_each_reader_adds():
+    """A power of two near the norm of the activations, here 1 or 1/2, scales both sides."""
+
+    def loss_fn(params, x):
+        shape = jax.lax.conv_dimension_numbers((1, 17, 1), (16, 1, 64), ("NWC", "WIO", "NWC"))
+        images = x[None, :, None]
+        out = jax.lax.conv_general_dilated(images, params, (1,), "VALID", dimension_numbers=shape)
+        return jnp.sum(out)
+
+    x = np.zeros((8, 17), np.float32)
+    x[:, 0] = 1
+    (versions,) = clipped_sums(loss_fn, np.zeros((16, 1, 64), np.float32), x, 0.5, 10)
+    for total in versions:
+        np.testing.assert_allclose(np.linalg.norm(total), 8 * 0.5, rtol=1e-5)
 
 
 @pytest.mark.short("derivatives-ghost", "activations-vmap")
