@@ -317,8 +317,19 @@ def test_noise_that_fades_by_its_own_count_of_steps_is_refused():
         check_noise(Fading(counts=True, last=90), steps=180, sampler=Deterministic(180, 2, 2))
 
 
-def test_a_noise_matrix_with_a_long_late_column_is_refused():
-    noise, sampler = Fading(counts=False, last=300), Deterministic(320, 2, 2)
+def with_the_step_before(noise, noises):
+    return 0.8 * noises - 0.6 * np.concatenate([np.zeros_like(noises[:1]), noises[:-1]])
+
+
+OTHER_MATRICES = {
+    "a long late column": Fading(counts=False, last=300),
+    "an unpriced band": faulty(Independent, whiten=with_the_step_before)(),
+}
+
+
+@pytest.mark.parametrize("noise", OTHER_MATRICES.values(), ids=OTHER_MATRICES)
+def test_a_noise_matrix_other_than_the_priced_one_is_refused(noise):
+    sampler = Deterministic(320, 2, 2)
     mechanism = Mechanism(sampler, 1.0, 1.0, noise)
     algorithm = dpsgd(lambda w, x: w * x, optax.sgd(0.1))
     rows = np.ones(320, np.float32)

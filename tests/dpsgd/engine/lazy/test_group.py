@@ -381,6 +381,16 @@ def test_resumed_run_is_flushed_at_the_same_multiples():
         blocks(flush_every=0)
 
 
+def test_a_flush_on_demand_draws_what_a_scheduled_one_does():
+    mechanism, algorithm = Mechanism(SAMPLERS[0], 1.0, l2_clip_norm=1.0), lazy(TABLES[1])
+    state = algorithm.init(start(), mechanism, rows())
+    how = {"insecure_seed": SEED, "block_steps": 4}
+    demanded = next(train_blocks(algorithm, mechanism, state, rows(), **how)).flush()
+    scheduled = blocks(flush_every=4, stop=4)[-1]
+    assert not scheduled.pending
+    assert jax.tree.all(jax.tree.map(np.array_equal, demanded.params, scheduled.params))
+
+
 def test_callbacks_and_stopped_runs_see_flushed_parameters():
     mechanism = Mechanism(SAMPLERS[0], 1.0, l2_clip_norm=1.0)
     seen = []
